@@ -1,0 +1,54 @@
+# `make demo` and `make test` work on a fresh machine with Python 3.11 or newer: the first target builds .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+CODE := $(wildcard eroica mcp_server tests evals bench)
+
+.PHONY: help demo test check bench lint format clean
+
+help:
+	@echo 'make demo    a real four-rank training with a planted fault, diagnosed'
+	@echo 'make test    every test, the demos included'
+	@echo 'make check   format, lint, types, layers and the quick tests, under a minute'
+	@echo 'make bench   speed, with the peers measured beside it'
+	@echo 'make format  rewrite the sources as ruff wants them'
+	@echo 'make clean   remove what make built'
+
+demo: $(READY)
+	$(BIN)/eroica demo slow_input
+
+# The demos measure real processes, so they run alone, after the tests that share the cores.
+test: $(READY)
+	$(BIN)/pytest -q -n 2 -m 'not e2e'
+	$(BIN)/pytest -q -m e2e
+
+check: lint
+	$(BIN)/pytest -q -n 2 -m 'not e2e and not slow'
+
+lint: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy $(CODE)
+	$(BIN)/lint-imports
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(READY)
+	$(BIN)/python -m bench
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info eroica/*.so
+
+# Rebuilt when the dependencies or the compiled scanner change; the package is installed in place.
+$(READY): pyproject.toml constraints.txt $(wildcard eroica/*.c)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo 'eroica needs Python 3.11 or newer; $(PYTHON) is' "$$($(PYTHON) --version 2>&1 || echo missing)." \
+	         'Try: make PYTHON=python3.12' >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo '$(PYTHON) cannot make virtual environments; on Debian: apt-get install python3-venv' >&2; exit 1; }
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@

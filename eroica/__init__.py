@@ -1,0 +1,48 @@
+"""eroica: which rank, which function and which cause make a distributed PyTorch job slow.
+
+    import eroica
+    traces = [eroica.read_trace(path) for path in eroica.find_traces("traces/")]
+    stacked = eroica.stack([eroica.summarize(trace) for trace in traces])
+    diagnosis = eroica.diagnose(stacked)
+
+The public names load on first use (PEP 562), so that `import eroica` itself costs nothing: no numpy, no torch, no
+asyncio. A training process imports this package, and must not pay for what only an analysis needs.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from eroica.diagnosis import diagnose as diagnose
+    from eroica.localization import localize as localize
+    from eroica.pattern import stack as stack
+    from eroica.pattern import summarize as summarize
+    from eroica.trace import find_traces as find_traces
+    from eroica.trace import read_trace as read_trace
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "diagnose": "eroica.diagnosis",
+    "find_traces": "eroica.trace",
+    "localize": "eroica.localization",
+    "read_trace": "eroica.trace",
+    "stack": "eroica.pattern",
+    "summarize": "eroica.pattern",
+}
+
+__all__ = ["__version__", "diagnose", "find_traces", "localize", "read_trace", "stack", "summarize"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'eroica' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,313 @@
+"""The command line: `eroica diagnose`, `show` and `demo`.
+
+It turns arguments into calls, and results and errors into text and exit statuses; no other module prints or exits.
+stdout holds results only; progress and messages go to stderr, progress only on a terminal. What a command needs is
+imported when it runs, so that `--help` answers at once.
+
+Exit status: 0 done, 1 failed (one sentence on stderr), 2 wrong usage, 3 a kind named by --fail-on was found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from eroica import __version__
+from eroica.errors import EroicaError, UserError
+
+if TYPE_CHECKING:
+    from eroica.findings import Detail, Diagnosis
+
+FORMATS = ("text", "json", "md", "html", "prompt")
+KINDS_FOUND = 3
+"""Exit status for --fail-on."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status. Raises SystemExit(2) on wrong usage, as argparse does."""
+    options = _parser().parse_args(arguments)
+    run: Callable[[argparse.Namespace], int] = options.run
+    try:
+        return run(options)
+    except EroicaError as error:
+        _say(f"eroica {options.command}: {error}")
+        return 1
+    except BrokenPipeError:
+        # The reader of a pipe (`| head`) has seen enough. Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        _say(f"eroica {options.command}: {error.strerror or error}: {error.filename}")
+        return 1
+    except KeyboardInterrupt:
+        _say(f"eroica {options.command}: interrupted")
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="eroica",
+        description="Says which rank, function and cause make a distributed PyTorch job slow.",
+        epilog="example: eroica diagnose traces/ --out report/",
+    )
+    parser.add_argument("--version", action="version", version=f"eroica {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    command = _command(
+        commands,
+        "diagnose",
+        _diagnose,
+        "find the cause in the profiler traces of a job, one per rank",
+        "eroica diagnose 'run7/rank*.json.gz' --out report/ --fail-on slow,hang",
+    )
+    command.add_argument("paths", nargs="+", metavar="PATH", help="a directory, a glob or files; one trace per rank")
+    command.add_argument("--out", type=Path, metavar="DIR", help="write DIR/diagnosis.json and DIR/report.html")
+    command.add_argument("--format", choices=FORMATS, default="text", help="what stdout gets (default: text)")
+    command.add_argument("--engine", choices=["local"], default="local", help="where traces are read: processes here")
+    command.add_argument(
+        "--fail-on",
+        type=_kinds,
+        default=frozenset(),
+        metavar="KINDS",
+        help=f"exit with {KINDS_FOUND} if the diagnosis is of one of these kinds, such as slow,hang",
+    )
+    command.add_argument("--job", default="", metavar="NAME", help="name of the job in the report")
+    command.add_argument(
+        "--baseline", nargs="+", default=[], metavar="PATH", help="traces of the same job when it was well"
+    )
+    command.add_argument("--jobs", type=_positive, default=None, metavar="N", help="processes (default: one per core)")
+
+    command = _command(
+        commands,
+        "show",
+        _show,
+        "show a diagnosis that was made before",
+        "eroica show report/diagnosis.json --format md",
+    )
+    command.add_argument("file", type=Path, metavar="FILE", help="a diagnosis.json, or the directory that holds it")
+    command.add_argument("--format", choices=FORMATS, default="text", help="what stdout gets (default: text)")
+
+    command = _command(
+        commands,
+        "demo",
+        _demo,
+        "train on this machine with a planted fault, and diagnose it",
+        "eroica demo backward_delay --effect 0.15",
+    )
+    command.add_argument("fault", nargs="?", type=_fault, default="slow_input", metavar="FAULT", help="see --list")
+    command.add_argument("--list", action="store_true", help="list the faults and leave")
+    command.add_argument("--out", type=Path, default=Path("eroica-demo"), metavar="DIR", help="default: eroica-demo")
+    command.add_argument("--ranks", type=_positive, default=4, metavar="N", help="training processes (default: 4)")
+    command.add_argument("--steps", type=_positive, default=12, metavar="N", help="profiled steps (default: 12)")
+    size = command.add_mutually_exclusive_group()
+    size.add_argument("--delay-ms", type=_amount, default=60.0, metavar="MS", help="planted per step (default: 60)")
+    size.add_argument("--effect", type=_amount, metavar="SHARE", help="planted, as a share of the healthy step (0.15)")
+    command.add_argument("--culprit", type=_rank, metavar="RANK", help="rank with the fault (default: drawn)")
+    command.add_argument("--seed", type=int, metavar="N", help="makes the drawing repeatable")
+    command.add_argument("--timeout", type=_amount, default=180.0, metavar="S", help="for the training (default: 180)")
+    return parser
+
+
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    purpose: str,
+    example: str,
+) -> argparse.ArgumentParser:
+    command = commands.add_parser(
+        name, help=purpose, description=purpose[0].upper() + purpose[1:] + ".", epilog=f"example: {example}"
+    )
+    command.set_defaults(run=run)
+    return command
+
+
+def _rank(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a rank")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def _amount(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return value
+
+
+def _fault(text: str) -> str:
+    from eroica.demo import FAULTS
+
+    if text not in FAULTS:
+        raise argparse.ArgumentTypeError(f"no fault {text!r} can be planted; choose one of {', '.join(FAULTS)}")
+    return text
+
+
+def _kinds(text: str) -> frozenset[str]:
+    from eroica.findings import KINDS
+
+    kinds = frozenset(filter(None, (part.strip() for part in text.split(","))))
+    if not kinds or kinds - set(KINDS):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of {', '.join(KINDS)}")
+    return kinds
+
+
+def _diagnose(options: argparse.Namespace) -> int:
+    from eroica.offline import diagnose_paths
+
+    with _progress() as progress:
+        diagnosis, detail = diagnose_paths(
+            options.paths,
+            job=options.job,
+            baseline_paths=options.baseline,
+            jobs=options.jobs or os.cpu_count() or 1,
+            progress=progress,
+        )
+    if options.out is not None:
+        _write_reports(options.out, diagnosis, detail)
+    _print(diagnosis, detail, options.format)
+    return KINDS_FOUND if diagnosis.kind in options.fail_on else 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    import json
+
+    from eroica.findings import from_json
+
+    file: Path = options.file
+    if file.is_dir():
+        file = file / "diagnosis.json"
+    try:
+        data = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        raise UserError(f"{file} does not exist; `eroica diagnose --out DIR` writes DIR/diagnosis.json") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file} is not JSON ({error}); name a diagnosis.json") from None
+    _print(from_json(data), None, options.format)
+    return 0
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from eroica import demo
+    from eroica.offline import diagnose_paths
+
+    if options.list:
+        for name, text in demo.FAULTS.items():
+            _print_text(f"{name:<16}{text}\n")
+        return 0
+    plan = demo.Plan(
+        fault=options.fault,
+        num_ranks=options.ranks,
+        num_steps=options.steps,
+        delay_s=options.delay_ms / 1e3,
+        effect=options.effect,
+        culprit=options.culprit,
+        seed=options.seed,
+        timeout_s=options.timeout,
+    )
+    out: Path = options.out
+    with _progress() as progress:
+        progress(0, 0, f"training on {plan.num_ranks} ranks")
+        planted = demo.train(plan, out)
+        diagnosis, detail = diagnose_paths(
+            [str(out / "traces")],
+            job=f"demo-{plan.fault}",
+            baseline_paths=[],
+            jobs=os.cpu_count() or 1,
+            progress=progress,
+        )
+    _write_reports(out, diagnosis, detail)
+    _print(diagnosis, detail, "text")
+    right = demo.names(diagnosis, planted)
+    _print_text(
+        f"\nplanted: {planted}\neroica said: {diagnosis.verdict.summary}\n"
+        f"{'right' if right else 'wrong'}; see {out / 'report.html'} and {out / 'diagnosis.json'}\n"
+    )
+    return 0 if right else 1
+
+
+def _render(diagnosis: Diagnosis, detail: Detail | None, form: str) -> str:
+    from eroica import report
+
+    if form == "json":
+        return report.render_json(diagnosis)
+    if form == "md":
+        return report.render_markdown(diagnosis)
+    if form == "html":
+        return report.render_html(diagnosis, detail)
+    if form == "prompt":
+        return report.render_prompt(diagnosis)
+    on_terminal = sys.stdout.isatty()
+    width = shutil.get_terminal_size((100, 24)).columns if on_terminal else 100
+    return report.render_text(diagnosis, detail, width=width, color=on_terminal and not os.environ.get("NO_COLOR"))
+
+
+def _print(diagnosis: Diagnosis, detail: Detail | None, form: str) -> None:
+    _print_text(_render(diagnosis, detail, form).rstrip("\n") + "\n")
+
+
+def _print_text(text: str) -> None:
+    """Write to stdout in what encoding it has; a character that it lacks must not lose the answer."""
+    encoding = sys.stdout.encoding or "utf-8"
+    sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+    sys.stdout.flush()
+
+
+def _say(message: str) -> None:
+    """A sentence on stderr. File names and contents come from elsewhere: no escape sequence may reach the terminal."""
+    from eroica.untrusted import clean
+
+    with contextlib.suppress(OSError):
+        sys.stderr.write(clean(message, 2000) + "\n")
+
+
+def _write_reports(folder: Path, diagnosis: Diagnosis, detail: Detail) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder / "diagnosis.json", _render(diagnosis, detail, "json"))
+    _write(folder / "report.html", _render(diagnosis, detail, "html"))
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace the file as a whole: a reader, or a crash here, never sees half of it."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with open(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes private files; a report is as public as any other output
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[int, int, str], None]]:
+    """A callback (done, total, what) that moves a bar on stderr, if that is a terminal; total 0 = unknown."""
+    if not sys.stderr.isatty():
+        yield lambda done, total, what: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("reading", total=None)
+        yield lambda done, total, what: bar.update(task, completed=done, total=total or None, description=what)

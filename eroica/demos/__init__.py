@@ -1,0 +1,1 @@
+"""Plain training scripts that `eroica demo` runs in processes of their own; nothing imports them."""
