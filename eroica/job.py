@@ -7,6 +7,7 @@ trace or its environment says.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -50,3 +51,33 @@ def group_key(name: str, description: str, ranks: Sequence[int]) -> str:
     if ranks:
         return format_ranks(ranks)
     return description or name or "default"
+
+
+_PIPELINE = re.compile(r"pipe|(^|[_\W])pp([_\W\d]|$)", re.IGNORECASE)
+_REPLICAS = re.compile(r"data|(^|[_\W])(dp|ddp|fsdp|hsdp|replicate|shard|zero)([_\W\d]|$)|mesh_(dp|fsdp)", re.IGNORECASE)
+
+
+def peer_groups(ranks: Sequence[int], groups: Sequence[Sequence[ProcessGroup]], staged: bool) -> list[str] | None:
+    """Role of each rank as its process groups tell it; None where they tell nothing.
+
+    `groups`: per rank the groups that it names. `staged`: sends and receives between ranks were seen. Ranks of one
+    pipeline group hold different stages, so its position is the role; else, in a staged job, ranks that share a
+    data-parallel group hold the same stage.
+    """
+    roles: list[str] = []
+    for rank, own in zip(ranks, groups, strict=True):
+        lines = [g for g in own if _PIPELINE.search(g.description) and rank in g.ranks and len(g.ranks) > 1]
+        if lines:
+            longest = max(lines, key=lambda g: len(g.ranks))
+            roles.append(f"stage {longest.ranks.index(rank)}")
+    if len(roles) == len(ranks) and len(set(roles)) > 1:
+        return roles
+    if not staged:
+        return None
+    roles = []
+    for rank, own in zip(ranks, groups, strict=True):
+        shared = [g for g in own if _REPLICAS.search(g.description) and rank in g.ranks and 1 < len(g.ranks) < len(ranks)]
+        if not shared:
+            return None
+        roles.append("replicas " + format_ranks(max(shared, key=lambda g: len(g.ranks)).ranks))
+    return roles if len(set(roles)) > 1 else None

@@ -1,0 +1,504 @@
+"""Which function owns each instant of a rank's window: the critical path of EROICA (arXiv 2506.08528), made definite.
+
+At each instant one function owns the time, or nobody: device compute before memory operations before collectives before the
+host; among siblings on different streams the one that started first. Host time belongs to the innermost event of the
+driving thread (the autograd thread while that one works). Waiting never owns what another event explains: a host call
+that waits for the device owns only the device's idleness, a wait for a collective owns nothing while the collective's own event
+is there. Not here: what a function is called (`names`), how spans become patterns (`pattern`), what a wait costs
+(`collectives`). Vectorised: intervals are subtracted by measuring unions, never by walking events.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from eroica.intervals import Cover, Int64s, Nest, first_come_parts, inherit, nest
+from eroica.names import Owns, Phase, read_host_name
+from eroica.trace import Category, Trace
+
+Int32s = npt.NDArray[np.int32]
+UInt8s = npt.NDArray[np.uint8]
+
+
+class Activity(IntEnum):
+    """What kind of thing owns a span; the classes that causes are told apart by."""
+
+    COMPUTE = 0
+    """Kernel on the device."""
+    MEMORY = 1
+    """Copy or set on the device."""
+    COLLECTIVE = 2
+    """Communication that no work hides, its waiting included."""
+    INPUT = 3
+    CHECKPOINT = 4
+    COMPILE = 5
+    GC = 6
+    ALLOCATOR = 7
+    SYNC = 8
+    """Device left idle by a host call that waited for it."""
+    OPERATOR = 9
+    """Operator on the host: the compute of a CPU job, dispatch on a GPU job."""
+    PYTHON = 10
+    LAUNCH = 11
+    """Runtime call."""
+    WAIT = 12
+    """Host waits for something that no event of this trace shows."""
+
+
+NUM_ACTIVITIES = len(Activity)
+OWN_WORK = frozenset(set(Activity) - {Activity.COLLECTIVE, Activity.WAIT})
+"""Activities that count as a rank's own time."""
+
+_PHASE_ACTIVITY = {
+    Phase.INPUT: Activity.INPUT,
+    Phase.CHECKPOINT: Activity.CHECKPOINT,
+    Phase.COMPILE: Activity.COMPILE,
+    Phase.GC: Activity.GC,
+}
+_CATEGORY_ACTIVITY = {
+    Category.CPU_OP: Activity.OPERATOR,
+    Category.PYTHON: Activity.PYTHON,
+    Category.ANNOTATION: Activity.PYTHON,
+    Category.RUNTIME: Activity.LAUNCH,
+    Category.OVERHEAD: Activity.PYTHON,
+}
+_HOST = (Category.CPU_OP, Category.PYTHON, Category.ANNOTATION, Category.RUNTIME, Category.OVERHEAD)
+_NOBODY = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Iterations:
+    """The window, cut at iteration boundaries."""
+
+    bounds_ns: Int64s
+    """(I + 1,) Ascending."""
+    steps: Int64s
+    """(I,) Step number of each iteration as the trace counts them; 0.. if it does not."""
+    by: str
+    """"ProfilerStep", "optimizer" or "window" (no marker: the whole window is one iteration of unknown length)."""
+
+    @property
+    def window_ns(self) -> int:
+        return int(self.bounds_ns[-1] - self.bounds_ns[0])
+
+    @property
+    def count(self) -> int:
+        return len(self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class CriticalPath:
+    """Who owns the window. P spans; a span's owned part may be shorter than the span, since stronger owners are taken out."""
+
+    iterations: Iterations
+    start_ns: Int64s
+    """(P,)"""
+    end_ns: Int64s
+    """(P,)"""
+    owned_ns: Int64s
+    """(P,) Above 0."""
+    event: Int32s
+    """(P,) Row in the trace."""
+    activity: UInt8s
+    """(P,)"""
+    iteration: Int32s
+    """(P,)"""
+    frame: Int32s
+    """(P,) Row of the innermost Python frame (of the launch, for device events); -1 = none."""
+    user_frame: Int32s
+    """(P,) Row of the innermost frame of the user's own code; -1 = none."""
+    phase: UInt8s
+    """(P,) names.Phase of host spans and of device spans' launches."""
+    work: Cover
+    """All instants that own work holds; what a collective overlaps with it is hidden."""
+    has_device: bool
+    """Some event ran on a device."""
+    threads: tuple[tuple[int, float], ...]
+    """(track, share of the window in which it ran) of host threads off the path."""
+    explained: float
+    """Owned share of the window, 0..1."""
+
+
+def _step_number(name: str) -> int:
+    digits = name.rpartition("#")[2]
+    return int(digits) if digits.isdigit() else -1
+
+
+def _named(trace: Trace, prefix: str, categories: tuple[Category, ...]) -> npt.NDArray[np.intp]:
+    ids = np.array([i for i, text in enumerate(trace.strings) if text.startswith(prefix)], np.int32)
+    if not len(ids):
+        return np.empty(0, np.intp)
+    return np.flatnonzero(np.isin(trace.name, ids) & np.isin(trace.category, categories))
+
+
+def iterations_of(trace: Trace) -> Iterations:
+    """Iteration boundaries: ProfilerStep annotations, else the ends of optimizer steps, else the whole window."""
+    rows = _named(trace, "ProfilerStep#", (Category.ANNOTATION, Category.CPU_OP))
+    if len(rows):
+        numbers = np.array([_step_number(trace.strings[i]) for i in trace.name[rows]], np.int64)
+        _, first = np.unique(numbers, return_index=True)
+        rows, numbers = rows[first], numbers[first]
+        order = np.argsort(trace.ts_ns[rows], kind="stable")
+        rows, numbers = rows[order], numbers[order]
+        ends = trace.ts_ns[rows] + trace.dur_ns[rows]
+        if int(ends[-1]) > int(trace.ts_ns[rows[0]]):
+            return Iterations(np.append(trace.ts_ns[rows], ends[-1]), numbers, "ProfilerStep")
+    rows = _named(trace, "Optimizer.step#", (Category.ANNOTATION, Category.CPU_OP))
+    if len(rows) >= 3:
+        ends = np.sort(trace.ts_ns[rows] + trace.dur_ns[rows])
+        spacing = np.diff(ends)
+        # Several optimizers, or one per parameter, step in bursts: a burst ends one iteration, not many.
+        keep = np.append(spacing > 0.2 * spacing.max(), True)
+        ends = ends[keep]
+        if len(ends) >= 3:
+            return Iterations(ends, np.arange(len(ends) - 1), "optimizer")
+    work = np.isin(trace.category, [*_HOST, Category.KERNEL, Category.COPY, Category.MEMSET]) & (trace.dur_ns > 0)
+    if not work.any():
+        return Iterations(np.array([0, 0], np.int64), np.zeros(1, np.int64), "window")
+    start, end = trace.ts_ns[work].min(), (trace.ts_ns[work] + trace.dur_ns[work]).max()
+    return Iterations(np.array([start, end], np.int64), np.zeros(1, np.int64), "window")
+
+
+@dataclass(frozen=True, slots=True)
+class _Strings:
+    """What `names` says of each string that a host event uses. Shapes (strings,)."""
+
+    phase: UInt8s
+    owns: UInt8s
+    is_user: npt.NDArray[np.bool_]
+    is_autograd: npt.NDArray[np.bool_]
+
+
+def _read_strings(trace: Trace, rows: npt.NDArray[np.intp]) -> tuple[_Strings, _Strings]:
+    """Classification as plain event and as annotation; the same text may be both."""
+    n = len(trace.strings)
+    tables = []
+    category, name = trace.category[rows], trace.name[rows]
+    marked = (category == Category.ANNOTATION) | (category == Category.OVERHEAD)
+    for is_marked in (False, True):
+        table = _Strings(np.zeros(n, np.uint8), np.zeros(n, np.uint8), np.zeros(n, bool), np.zeros(n, bool))
+        used = np.zeros(n, bool)
+        used[name[marked == is_marked]] = True
+        for index in np.flatnonzero(used):
+            text = trace.strings[index]
+            read = read_host_name(text, annotation=is_marked)
+            table.phase[index], table.owns[index], table.is_user[index] = read.phase, read.owns, read.is_user
+            table.is_autograd[index] = text.startswith("autograd::engine::evaluate_function")
+        tables.append(table)
+    return tables[0], tables[1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Host:
+    """The driving threads' pieces and, per nested event, what it inherits."""
+
+    rows: npt.NDArray[np.intp]
+    """Trace rows of all nested events, thread after thread."""
+    start: Int64s
+    end: Int64s
+    event: Int32s
+    """Trace row that owns the piece."""
+    activity: UInt8s
+    frame: Int32s
+    """Per trace row (-1 where not nested)."""
+    user_frame: Int32s
+    phase: UInt8s
+
+
+def _thread_activity(trace: Trace, rows: npt.NDArray[np.intp], tree: Nest, strings: tuple[_Strings, _Strings]) -> tuple[Int32s, ...]:
+    """Per event of a thread: owning event (after labels pass on), activity, innermost frame, user frame, phase."""
+    name, category = trace.name[rows], trace.category[rows]
+    marked = (category == Category.ANNOTATION) | (category == Category.OVERHEAD)
+    plain, annotated = strings
+    own_phase = np.where(marked, annotated.phase[name], plain.phase[name]).astype(np.int32)
+    owns = np.where(marked, annotated.owns[name], plain.owns[name]).astype(np.int32)
+    owns[category == Category.OVERHEAD] = Owns.NOBODY
+    index = np.arange(len(rows), dtype=np.int32)
+    is_frame = category == Category.PYTHON
+    phase = inherit(np.where(own_phase > 0, own_phase, -1).astype(np.int32), tree.parent, tree.depth)
+    phase[phase < 0] = 0
+    frame = inherit(np.where(is_frame & (owns != Owns.PARENT) & _has_location(trace, rows), index, -1).astype(np.int32), tree.parent, tree.depth)
+    user = inherit(np.where(is_frame & plain.is_user[name], index, -1).astype(np.int32), tree.parent, tree.depth)
+    owner = inherit(np.where(owns == Owns.PARENT, -1, index).astype(np.int32), tree.parent, tree.depth)
+    # The profiler's frames hide all that they call.
+    hidden = inherit(np.where(owns == Owns.NOBODY, 1, -1).astype(np.int32), tree.parent, tree.depth) == 1
+    activity = np.empty(len(rows), np.int32)
+    for kind, of_category in _CATEGORY_ACTIVITY.items():
+        activity[category == kind] = of_category
+    activity[owns == Owns.ALLOCATOR] = Activity.ALLOCATOR
+    activity[owns == Owns.SYNC] = Activity.SYNC
+    activity[(owns == Owns.WAIT) | ((phase == Phase.COMMUNICATION) & (owns != Owns.SYNC))] = Activity.WAIT
+    for part, of_phase in _PHASE_ACTIVITY.items():
+        # Inside of these a wait or a copy is part of the thing (a loader's queue, a save's device-to-host copy).
+        activity[(phase == part) & (owns != Owns.ALLOCATOR)] = of_phase
+    owner_activity = np.where(owner >= 0, activity[np.maximum(owner, 0)], _NOBODY)
+    owner_activity[hidden] = _NOBODY
+    return owner, owner_activity.astype(np.int32), frame, user, phase
+
+
+def _has_location(trace: Trace, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
+    located = np.array(["): " in text for text in trace.strings], bool)
+    return located[trace.name[rows]]
+
+
+def _driving_tracks(trace: Trace, rows: npt.NDArray[np.intp], strings: _Strings) -> tuple[int, list[int]]:
+    """The thread that runs the steps, and the autograd threads. (-1, []) if there is no host side."""
+    if not len(rows):
+        return -1, []
+    track, name = trace.track[rows], trace.name[rows]
+    weight = np.bincount(track, weights=np.where(trace.category[rows] != Category.OVERHEAD, 1.0, 0.0), minlength=len(trace.tracks))
+    autograd = np.unique(track[strings.is_autograd[name]])
+    marked = _named(trace, "ProfilerStep#", (Category.ANNOTATION, Category.CPU_OP))
+    loader = _named(trace, "enumerate(DataLoader)#", (Category.ANNOTATION, Category.CPU_OP))
+    optimizer = _named(trace, "Optimizer.step#", (Category.ANNOTATION, Category.CPU_OP))
+    hints = np.concatenate([trace.track[marked], trace.track[optimizer], trace.track[loader]])
+    if len(hints):
+        main = int(np.bincount(hints).argmax())
+    else:
+        candidates = weight.copy()
+        others = [t for t in np.flatnonzero(weight) if t not in autograd]
+        if others:
+            mask = np.zeros(len(weight), bool)
+            mask[others] = True
+            candidates[~mask] = 0
+        main = int(candidates.argmax())
+    return main, [int(t) for t in autograd if t != main]
+
+
+def _host(trace: Trace, window: tuple[int, int]) -> tuple[_Host, tuple[tuple[int, float], ...]]:
+    all_rows = np.flatnonzero(np.isin(trace.category, _HOST) & (trace.dur_ns > 0))
+    strings = _read_strings(trace, all_rows)
+    main, autograd = _driving_tracks(trace, all_rows, strings[0])
+    n = len(trace)
+    frame = np.full(n, -1, np.int32)
+    user_frame = np.full(n, -1, np.int32)
+    phase = np.zeros(n, np.uint8)
+    parts: list[tuple[Int64s, Int64s, Int32s, Int32s]] = []
+    taken = Cover.of(np.empty(0, np.int64), np.empty(0, np.int64))
+    rows_of: list[npt.NDArray[np.intp]] = []
+    for track in [*autograd, main]:
+        rows = all_rows[trace.track[all_rows] == track]
+        rows_of.append(rows)
+        start = trace.ts_ns[rows]
+        tree = nest(start, start + trace.dur_ns[rows])
+        owner, activity, own_frame, own_user, own_phase = _thread_activity(trace, rows, tree, strings)
+        frame[rows] = np.where(own_frame >= 0, rows[own_frame], -1)
+        user_frame[rows] = np.where(own_user >= 0, rows[own_user], -1)
+        phase[rows] = own_phase
+        low, high = np.maximum(tree.start, window[0]), np.minimum(tree.end, window[1])
+        keep = (high > low) & (activity[tree.owner] != _NOBODY)
+        low, high, piece = low[keep], high[keep], tree.owner[keep]
+        if track == main and len(taken.starts):
+            low, high, piece = _cut(low, high, piece, taken)
+        else:
+            taken = taken.joined(Cover.of(low, high))
+        parts.append((low, high, rows[owner[piece]].astype(np.int32), activity[piece]))
+    idle_tracks = sorted(set(np.unique(trace.track[all_rows]).tolist()) - {main, *autograd})
+    length = max(window[1] - window[0], 1)
+    threads = []
+    for track in idle_tracks:
+        rows = all_rows[(trace.track[all_rows] == track) & (trace.category[all_rows] != Category.ANNOTATION)]
+        cover = Cover.of(np.maximum(trace.ts_ns[rows], window[0]), np.minimum(trace.ts_ns[rows] + trace.dur_ns[rows], window[1]))
+        if int(cover.before[-1]) > 0:
+            threads.append((int(track), float(cover.before[-1]) / length))
+    if not parts:
+        empty = np.empty(0, np.int64)
+        parts.append((empty, empty, empty.astype(np.int32), empty.astype(np.int32)))
+        rows_of.append(np.empty(0, np.intp))
+    host = _Host(
+        rows=np.concatenate(rows_of),
+        start=np.concatenate([p[0] for p in parts]),
+        end=np.concatenate([p[1] for p in parts]),
+        event=np.concatenate([p[2] for p in parts]),
+        activity=np.concatenate([p[3] for p in parts]).astype(np.uint8),
+        frame=frame,
+        user_frame=user_frame,
+        phase=phase,
+    )
+    return host, tuple(threads)
+
+
+def _cut(start: Int64s, end: Int64s, what: Int32s, away: Cover) -> tuple[Int64s, Int64s, Int32s]:
+    """The pieces less the union `away`: pieces that it cuts in the middle become several."""
+    edges = np.unique(np.concatenate([away.starts, away.ends]))
+    return _split(start, end, what, edges, away)
+
+
+def _split(start: Int64s, end: Int64s, what: Int32s, edges: Int64s, away: Cover | None = None) -> tuple[Int64s, Int64s, Int32s]:
+    """Pieces cut at each edge inside of them; parts within `away` are left out."""
+    low = np.searchsorted(edges, start, side="right")
+    high = np.searchsorted(edges, end, side="left")
+    count = np.maximum(high - low, 0)
+    total = int(count.sum())
+    index = np.repeat(np.arange(len(start)), count + 1)
+    new_start, new_end = np.repeat(start, count + 1), np.repeat(end, count + 1)
+    if total:
+        first = np.cumsum(count + 1) - (count + 1)
+        within = np.arange(len(index)) - first[index]
+        inner = within > 0
+        new_start[inner] = edges[low[index[inner]] + within[inner] - 1]
+        outer = within < count[index]
+        new_end[outer] = edges[low[index[outer]] + within[outer]]
+    if away is not None:
+        keep = away.inside(new_start, new_end) == 0
+        return new_start[keep], new_end[keep], what[index[keep]]
+    return new_start, new_end, what[index]
+
+
+def critical_spans(trace: Trace) -> CriticalPath:
+    """Owner of each instant between the first and the last iteration boundary. Never raises on odd events."""
+    iterations = iterations_of(trace)
+    window = int(iterations.bounds_ns[0]), int(iterations.bounds_ns[-1])
+    n = len(trace)
+    end_ns = trace.ts_ns + trace.dur_ns
+    is_transfer = np.zeros(n, bool)
+    is_transfer[trace.collectives.event[trace.collectives.transfers]] = True
+    clipped = (trace.dur_ns > 0) & (trace.ts_ns < window[1]) & (end_ns > window[0])
+    is_device = np.isin(trace.category, (Category.KERNEL, Category.COPY, Category.MEMSET))
+    spans: list[tuple[Int64s, Int64s, Int64s, Int32s, UInt8s]] = []
+
+    def claim(rows: npt.NDArray[np.intp], activity: Activity, above: Cover) -> Cover:
+        """Give each event what neither stronger owners nor an earlier sibling hold; returns the union of both."""
+        low, high = np.maximum(trace.ts_ns[rows], window[0]), np.minimum(end_ns[rows], window[1])
+        part = first_come_parts(low, high)
+        keep = high > part
+        start, end, kept = part[keep], high[keep], rows[keep].astype(np.int32)
+        owned = above.outside(start, end)
+        spans.append((start, end, owned, kept, np.full(len(kept), activity, np.uint8)))
+        return above.joined(Cover.of(low, high))
+
+    nothing = Cover.of(np.empty(0, np.int64), np.empty(0, np.int64))
+    compute = claim(np.flatnonzero(clipped & (trace.category == Category.KERNEL) & ~is_transfer), Activity.COMPUTE, nothing)
+    device_work = claim(np.flatnonzero(clipped & is_device & (trace.category != Category.KERNEL)), Activity.MEMORY, compute)
+    device = claim(np.flatnonzero(clipped & is_device & is_transfer), Activity.COLLECTIVE, device_work)
+    has_device = bool(is_device.any())
+
+    host, threads = _host(trace, window)
+    if has_device:
+        host = _give_gaps_to_syncs(trace, host, device, window)
+    waiting = host.activity == Activity.WAIT
+    working = ~waiting
+    spans.append(_outside(host, working, device))
+    host_work = Cover.of(host.start[working], host.end[working])
+    work = device_work.joined(host_work)
+    busy = device.joined(host_work)
+    busy = claim(np.flatnonzero(clipped & ~is_device & is_transfer), Activity.COLLECTIVE, busy)
+    spans.append(_outside(host, waiting, busy))
+
+    start = np.concatenate([s[0] for s in spans])
+    end = np.concatenate([s[1] for s in spans])
+    owned = np.concatenate([s[2] for s in spans])
+    event = np.concatenate([s[3] for s in spans])
+    activity = np.concatenate([s[4] for s in spans])
+    keep = owned > 0
+    start, end, owned, event, activity = start[keep], end[keep], owned[keep], event[keep], activity[keep]
+    start, end, owned, event, activity, iteration = _by_iteration(start, end, owned, event, activity, iterations.bounds_ns)
+    launch = _launch_rows(trace, host.rows)
+    source = np.where(is_device[event], launch[event], event)
+    known = source >= 0
+    safe = np.maximum(source, 0)
+    length = max(iterations.window_ns, 1)
+    return CriticalPath(
+        iterations=iterations,
+        start_ns=start,
+        end_ns=end,
+        owned_ns=owned,
+        event=event,
+        activity=activity,
+        iteration=iteration,
+        frame=np.where(known, host.frame[safe], -1).astype(np.int32),
+        user_frame=np.where(known, host.user_frame[safe], -1).astype(np.int32),
+        phase=np.where(known, host.phase[safe], 0).astype(np.uint8),
+        work=work,
+        has_device=has_device,
+        threads=threads,
+        explained=min(float(owned.sum()) / length, 1.0),
+    )
+
+
+def _outside(host: _Host, which: npt.NDArray[np.bool_], above: Cover) -> tuple[Int64s, Int64s, Int64s, Int32s, UInt8s]:
+    start, end = host.start[which], host.end[which]
+    return start, end, above.outside(start, end), host.event[which], host.activity[which]
+
+
+def _by_iteration(
+    start: Int64s, end: Int64s, owned: Int64s, event: Int32s, activity: UInt8s, bounds: Int64s
+) -> tuple[Int64s, Int64s, Int64s, Int32s, UInt8s, Int32s]:
+    """Cut the few spans that cross an iteration boundary; what they own is shared out by length."""
+    inner = bounds[1:-1]
+    crossing = np.searchsorted(inner, start, side="right") != np.searchsorted(inner, end, side="left")
+    if crossing.any():
+        rows = np.flatnonzero(crossing)
+        low, high, index = _split(start[rows], end[rows], rows.astype(np.int32), inner)
+        share = owned[index] * ((high - low) / (end[index] - start[index]))
+        start = np.concatenate([start[~crossing], low])
+        end = np.concatenate([end[~crossing], high])
+        event = np.concatenate([event[~crossing], event[index]])
+        activity = np.concatenate([activity[~crossing], activity[index]])
+        owned = np.concatenate([owned[~crossing], np.rint(share).astype(np.int64)])
+    iteration = np.searchsorted(inner, start, side="right").astype(np.int32)
+    return start, end, owned, event, activity, iteration
+
+
+def _launch_rows(trace: Trace, host_rows: npt.NDArray[np.intp]) -> Int32s:
+    """Per event the row of the host call that launched it; -1 = unknown. Graph replays share their launch."""
+    launch = np.full(len(trace), -1, np.int32)
+    callers = host_rows[(trace.correlation[host_rows] > 0) & (trace.category[host_rows] == Category.RUNTIME)]
+    if not len(callers):
+        return launch
+    ids = trace.correlation[callers]
+    order = np.argsort(ids, kind="stable")
+    ids, callers = ids[order], callers[order]
+    rows = np.flatnonzero(np.isin(trace.category, (Category.KERNEL, Category.COPY, Category.MEMSET)) & (trace.correlation > 0))
+    at = np.minimum(np.searchsorted(ids, trace.correlation[rows]), len(ids) - 1)
+    found = ids[at] == trace.correlation[rows]
+    launch[rows[found]] = callers[at[found]]
+    return launch
+
+
+def _give_gaps_to_syncs(trace: Trace, host: _Host, device: Cover, window: tuple[int, int]) -> _Host:
+    """An idle device after a host sync that drained its queue belongs to that sync: refilling the queue is its cost.
+
+    Work that would leave the device idle in any case (input, checkpoint, compile, collection, allocator, one long Python
+    frame) keeps its own time.
+    """
+    syncs = np.flatnonzero(host.activity == Activity.SYNC)
+    low, high = device.gaps(*window)
+    if not len(syncs) or not len(low):
+        return host
+    # A sync drained the queue if the device fell idle while it waited.
+    gap = np.searchsorted(low, host.end[syncs], side="right") - 1
+    gap = np.maximum(gap, 0)
+    drained = (low[gap] <= host.end[syncs]) & (host.end[syncs] <= high[gap]) & (low[gap] >= host.start[syncs]) & (low[gap] > window[0])
+    if not drained.any():
+        return host
+    sync_of = np.full(len(low), -1, np.int64)
+    sync_of[gap[drained]] = syncs[drained]
+    piece_gap = np.maximum(np.searchsorted(low, host.end - 1, side="right") - 1, 0)
+    length = np.minimum(host.end, high[piece_gap]) - np.maximum(host.start, low[piece_gap])
+    owner = sync_of[piece_gap]
+    light = np.isin(host.activity, (Activity.OPERATOR, Activity.LAUNCH, Activity.SYNC))
+    light |= (host.activity == Activity.PYTHON) & (length * 5 < high[piece_gap] - low[piece_gap])
+    moved = (owner >= 0) & light & (length > 0)
+    event, activity = host.event.copy(), host.activity.copy()
+    event[moved] = host.event[owner[moved]]
+    activity[moved] = Activity.SYNC
+    # Host time that no event covers inside of such a gap is refill too.
+    filled = Cover.of(host.start, host.end)
+    used = sync_of >= 0
+    edges = np.unique(np.concatenate([filled.starts, filled.ends]))
+    rest_start, rest_end, rest = _split(low[used], high[used], sync_of[used].astype(np.int32), edges, filled)
+    return _Host(
+        rows=host.rows,
+        start=np.concatenate([host.start, rest_start]),
+        end=np.concatenate([host.end, rest_end]),
+        event=np.concatenate([event, host.event[rest]]),
+        activity=np.concatenate([activity, np.full(len(rest), Activity.SYNC, np.uint8)]),
+        frame=host.frame,
+        user_frame=host.user_frame,
+        phase=host.phase,
+    )

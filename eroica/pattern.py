@@ -1,0 +1,473 @@
+"""Behaviour patterns: each function of one rank as (beta, mu, sigma), and the summaries of many ranks stacked.
+
+`summarize` turns one rank's trace into a few kilobytes: the 40 functions that own most of the critical path, and the ledger.
+`stack` lines the summaries of many ranks up for comparison. EROICA (arXiv 2506.08528, "behaviour patterns") gives the three
+numbers; design section 4 fixes how they are computed here. Not here: comparing (`localization`), wire form (`codec`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from eroica.collectives import Float32s, Float64s, Joined, Ledger, join, ledger_of
+from eroica.critical_path import NUM_ACTIVITIES, OWN_WORK, Activity, CriticalPath, Int32s, UInt8s, critical_spans
+from eroica.intervals import Int64s
+from eroica.job import ProcessGroup
+from eroica.names import Phase, normal_kernel_name, read_host_name
+from eroica.trace import Category, CollectiveKind, Samples, Trace
+
+MAX_FUNCTIONS = 40
+"""Functions told per rank: 40 x 20 bytes stay far below 3 KB, and on the real traces in tests 40 hold over 90 % of the path."""
+PCIE_GBS = 64.0
+"""Reference for host-device copies: PCIe 5.0 x16, one direction. mu of a copy is its bandwidth over this, at most 1."""
+NIC_GBIT = 400.0
+"""Reference for network counters."""
+LONG_SPAN_SAMPLES = 3
+"""A span that holds fewer counter samples is too short for its own distribution: it takes the nearest sample."""
+MU_SOURCES = ("", "occupancy", "copy_bandwidth", "sm_clock", "pcie", "nic", "cpu", "trace")
+"""Where mu came from; "" = not measured."""
+
+KINDS = {
+    Activity.COMPUTE: "kernel", Activity.MEMORY: "memory", Activity.COLLECTIVE: "collective", Activity.INPUT: "input",
+    Activity.CHECKPOINT: "checkpoint", Activity.COMPILE: "compile", Activity.GC: "gc", Activity.ALLOCATOR: "allocator",
+    Activity.SYNC: "sync", Activity.OPERATOR: "operator", Activity.PYTHON: "python", Activity.LAUNCH: "runtime", Activity.WAIT: "wait",
+}  # fmt: skip
+"""The `kind` of a function that people read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """Identity of a function over ranks: for host functions with its place in the source, for device functions without."""
+
+    activity: Activity
+    name: str
+    location: str | None
+    """"path:line" of the innermost Python frame; None for device functions."""
+    user_location: str | None
+    """"path:line" of the innermost frame of the user's own code; None for device functions."""
+    phase: Phase = field(default=Phase.NONE, compare=False)
+    launched_at: str | None = field(default=None, compare=False)
+    """Device functions: the user's line that launches it, where all of its launches share one."""
+
+    @property
+    def kind(self) -> str:
+        return KINDS[self.activity]
+
+
+@dataclass(frozen=True, slots=True)
+class Patterns:
+    """One rank's functions. F <= 40, by falling beta."""
+
+    functions: tuple[Function, ...]
+    beta: Float32s
+    """(F,) Share of the window in which the function owned the critical path."""
+    mu: Float32s
+    """(F,) Utilisation, 0..1, of the resource that it uses; NaN = not measured."""
+    sigma: Float32s
+    """(F,) Spread of that utilisation: within executions from counters, else over executions; NaN = not measured."""
+    mu_source: UInt8s
+    """(F,) Index into MU_SOURCES."""
+    count: Float32s
+    """(F,) Executions per iteration."""
+    work: Float64s
+    """(F,) Size of what was asked for per iteration (blocks, bytes, elements); NaN = not told."""
+    cutoff: float
+    """Largest beta that was left out; 0 = nothing was."""
+    activity_beta: Float32s
+    """(NUM_ACTIVITIES,) Totals over all functions, the left-out ones too."""
+    threads: tuple[tuple[str, float], ...]
+    """(name, share of the window in which it ran) of host threads off the path, busiest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """What the summary rests on."""
+
+    num_events: int
+    num_kernels: int
+    num_launches: int
+    num_collectives: int
+    explained: float
+    """Share of the window that some function owns."""
+    has_device: bool
+    partial: bool
+    """Part of the file was lost, so totals do not compare with full ranks."""
+    epoch: bool
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """All that leaves a rank."""
+
+    rank: int
+    world_size: int | None
+    host: str
+    device_model: str
+    groups: tuple[ProcessGroup, ...]
+    steps_by: str
+    """What marked the iterations: "ProfilerStep", "optimizer" or "window"."""
+    window_s: float
+    started_ns: int | None
+    """Start of the window since 1970; None where the clock's base is unknown."""
+    num_iterations: int
+    patterns: Patterns
+    ledger: Ledger
+    coverage: Coverage
+
+
+def _texts(trace: Trace, path: CriticalPath) -> tuple[Int32s, list[tuple[str, str | None]]]:
+    """Per span the id of its (text, own location), so that names that differ only in noise meet."""
+    table: dict[tuple[str, str | None], int] = {}
+    device = np.isin(trace.category[path.event], (Category.KERNEL, Category.COPY, Category.MEMSET))
+    collective = path.activity == Activity.COLLECTIVE
+    ids = np.full(len(path.event), -1, np.int32)
+    name = trace.name[path.event]
+    for is_device in (True, False):
+        rows = np.flatnonzero((device == is_device) & ~collective)
+        unique, back = np.unique(name[rows], return_inverse=True)
+        numbers = np.empty(len(unique), np.int32)
+        for k, string in enumerate(unique):
+            text = trace.strings[string]
+            if is_device:
+                key: tuple[str, str | None] = (normal_kernel_name(text), None)
+            else:
+                read = read_host_name(text)
+                key = (read.text, read.location)
+            numbers[k] = table.setdefault(key, len(table))
+        ids[rows] = numbers[back]
+    rows = np.flatnonzero(collective)
+    if len(rows):
+        row_of = np.full(len(trace), -1, np.int32)
+        row_of[trace.collectives.event] = np.arange(len(trace.collectives.event))
+        row_of[trace.collectives.event[trace.collectives.transfers]] = np.flatnonzero(trace.collectives.transfers)
+        label: dict[tuple[int, int], int] = {}
+        kinds, groups = trace.collectives.kind[row_of[path.event[rows]]], trace.collectives.group[row_of[path.event[rows]]]
+        for r, kind, group in zip(rows, kinds, groups, strict=True):
+            pair = (int(kind), int(group))
+            if pair not in label:
+                known = trace.groups[group] if group >= 0 else None
+                where = "" if known is None else f" [{known.description or known.name}]"
+                label[pair] = table.setdefault((CollectiveKind(kind).name.lower() + where, None), len(table))
+            ids[r] = label[pair]
+    return ids, list(table)
+
+
+def _locations(trace: Trace, frames: Int32s) -> tuple[Int32s, list[str | None]]:
+    """Per span the id of its frame's "path:line"; 0 = none."""
+    found: list[str | None] = [None]
+    ids = np.zeros(len(frames), np.int32)
+    known = frames >= 0
+    unique, back = np.unique(trace.name[frames[known]], return_inverse=True)
+    numbers = np.empty(len(unique), np.int32)
+    table: dict[str, int] = {}
+    for k, string in enumerate(unique):
+        location = read_host_name(trace.strings[string]).location
+        if location is None:
+            numbers[k] = 0
+            continue
+        if location not in table:
+            table[location] = len(found)
+            found.append(location)
+        numbers[k] = table[location]
+    ids[known] = numbers[back]
+    return ids, found
+
+
+_COUNTERS = {
+    Activity.COMPUTE: ("sm_clock_ratio", 1.0, "sm_clock"),
+    Activity.MEMORY: ("pcie_gbps", PCIE_GBS, "pcie"),
+    Activity.COLLECTIVE: ("nic_gbps", NIC_GBIT, "nic"),
+}
+_HOST_COUNTER = ("cpu_ratio", 1.0, "cpu")
+
+
+def shortest_dense_part(values: Float64s, share: float = 0.8) -> tuple[int, int]:
+    """Bounds [a, b) of the shortest contiguous part that holds at least `share` of the sum; the first such part on ties.
+
+    Waiting moves no data, so it falls away (EROICA, arXiv 2506.08528: the critical execution duration L(e)).
+    """
+    total = float(values.sum())
+    if total <= 0:
+        return 0, len(values)
+    cumulative = np.concatenate([[0.0], np.cumsum(values)])
+    ends = np.searchsorted(cumulative, cumulative[:-1] + share * total * (1 - 1e-12), side="left")
+    lengths = np.where(ends < len(cumulative), ends - np.arange(len(values)), len(values) + 1)
+    start = int(lengths.argmin())
+    return start, start + int(lengths[start])
+
+
+def _utilisation(trace: Trace, path: CriticalPath, samples: Samples | None) -> tuple[Float64s, Float64s, UInt8s]:
+    """Per span: mean utilisation, its spread within the span (NaN where one value stands for all of it), and the source."""
+    mean = np.full(len(path.event), np.nan)
+    spread = np.full(len(path.event), np.nan)
+    source = np.zeros(len(path.event), np.uint8)
+    occupancy = trace.occupancy[path.event]
+    rows = (path.activity == Activity.COMPUTE) & np.isfinite(occupancy)
+    mean[rows], source[rows] = occupancy[rows], MU_SOURCES.index("occupancy")
+    bandwidth = trace.bandwidth_gbs[path.event]
+    rows = (path.activity == Activity.MEMORY) & np.isfinite(bandwidth)
+    mean[rows], source[rows] = np.minimum(bandwidth[rows] / PCIE_GBS, 1.0), MU_SOURCES.index("copy_bandwidth")
+    if samples is None or not len(samples.ts_ns):
+        return mean, spread, source
+    for activity in Activity:
+        counter, full, label = _COUNTERS.get(activity, _HOST_COUNTER)
+        if counter not in samples.values or activity == Activity.WAIT:
+            continue
+        use = np.clip(samples.values[counter] / full, 0.0, 1.0)
+        rows_of = np.flatnonzero(path.activity == activity)
+        if not len(rows_of):
+            continue
+        low = np.searchsorted(samples.ts_ns, path.start_ns[rows_of], side="left")
+        high = np.searchsorted(samples.ts_ns, path.end_ns[rows_of], side="right")
+        middle = (path.start_ns[rows_of] + path.end_ns[rows_of]) // 2
+        nearest = np.clip(np.searchsorted(samples.ts_ns, middle), 1, len(samples.ts_ns) - 1) if len(samples.ts_ns) > 1 else np.zeros(len(rows_of), int)
+        if len(samples.ts_ns) > 1:
+            closer = middle - samples.ts_ns[nearest - 1] < samples.ts_ns[nearest] - middle
+            nearest = np.where(closer, nearest - 1, nearest)
+        mean[rows_of] = use[nearest]
+        source[rows_of] = MU_SOURCES.index(label)
+        for k in np.flatnonzero(high - low >= LONG_SPAN_SAMPLES):
+            inside = use[low[k] : high[k]]
+            a, b = shortest_dense_part(np.nan_to_num(inside))
+            part = inside[a:b][np.isfinite(inside[a:b])]
+            if len(part):
+                mean[rows_of[k]], spread[rows_of[k]] = part.mean(), part.std()
+    return mean, spread, source
+
+
+def _patterns(trace: Trace, path: CriticalPath, samples: Samples | None) -> tuple[Patterns, Int32s, Float64s]:
+    """Patterns, and per iteration the function that exceeded its own median most, with the excess in seconds."""
+    window_ns = max(path.iterations.window_ns, 1)
+    count = path.iterations.count
+    activity_beta = np.bincount(path.activity, weights=path.owned_ns, minlength=NUM_ACTIVITIES) / window_ns
+    threads = Counter[str]()
+    for track, share in path.threads:
+        threads[trace.track_names[track] or f"thread {trace.tracks[track][1]}"] += share
+    text, texts = _texts(trace, path)
+    frame, frames = _locations(trace, path.frame)
+    user, users = _locations(trace, path.user_frame)
+    on_device = np.isin(path.activity, (Activity.COMPUTE, Activity.MEMORY, Activity.COLLECTIVE))
+    key = path.activity.astype(np.int64) << 56 | text.astype(np.int64) << 36
+    key[~on_device] |= frame[~on_device].astype(np.int64) << 18 | user[~on_device].astype(np.int64)
+    keys, group = np.unique(key, return_inverse=True)
+    owned = np.bincount(group, weights=path.owned_ns, minlength=len(keys))
+    order = np.argsort(-owned, kind="stable")[:MAX_FUNCTIONS]
+    cutoff = float(np.sort(owned)[::-1][MAX_FUNCTIONS] / window_ns) if len(keys) > MAX_FUNCTIONS else 0.0
+
+    mean, spread, source = _utilisation(trace, path, samples)
+    weight = np.where(np.isfinite(mean), path.owned_ns, 0).astype(np.float64)
+    value = np.nan_to_num(mean)
+    total = np.bincount(group, weights=weight, minlength=len(keys))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mu = np.bincount(group, weights=weight * value, minlength=len(keys)) / total
+        over = np.sqrt(np.maximum(np.bincount(group, weights=weight * value**2, minlength=len(keys)) / total - mu**2, 0))
+        inner_weight = np.where(np.isfinite(spread), weight, 0)
+        inner = np.bincount(group, weights=inner_weight * np.nan_to_num(spread), minlength=len(keys)) / np.bincount(group, weights=inner_weight, minlength=len(keys))
+    sigma = np.where(np.isfinite(inner), inner, over)
+    group_source = np.zeros(len(keys), np.uint8)
+    np.maximum.at(group_source, group, source)
+
+    _, first = np.unique(path.event.astype(np.int64) * (len(keys) + 1) + group, return_index=True)
+    executions = np.bincount(group[first], minlength=len(keys)) / max(count, 1)
+    asked = trace.work[path.event[first]]
+    told = asked >= 0
+    work = np.bincount(group[first][told], weights=asked[told], minlength=len(keys)) / max(count, 1)
+    work[np.bincount(group[first][told], minlength=len(keys)) == 0] = np.nan
+
+    functions = []
+    for g in order:
+        mine = np.flatnonzero(group == g)
+        heaviest = mine[path.owned_ns[mine].argmax()]
+        activity = Activity(int(path.activity[heaviest]))
+        name, location = texts[text[heaviest]]
+        if on_device[heaviest]:
+            shared = len(np.unique(user[mine])) == 1
+            functions.append(Function(activity, name, None, None, launched_at=users[user[heaviest]] if shared else None))
+        else:
+            functions.append(Function(activity, name, location or frames[frame[heaviest]], users[user[heaviest]], Phase(int(path.phase[heaviest]))))
+    patterns = Patterns(
+        functions=tuple(functions),
+        beta=(owned[order] / window_ns).astype(np.float32),
+        mu=mu[order].astype(np.float32),
+        sigma=sigma[order].astype(np.float32),
+        mu_source=group_source[order],
+        count=executions[order].astype(np.float32),
+        work=work[order],
+        cutoff=cutoff,
+        activity_beta=activity_beta.astype(np.float32),
+        threads=tuple(threads.most_common(8)),
+    )
+    place = np.full(len(keys), -1, np.int32)
+    place[order] = np.arange(len(order))
+    by_step = np.zeros((len(order), count))
+    told_rows = place[group] >= 0
+    np.add.at(by_step, (place[group[told_rows]], path.iteration[told_rows]), path.owned_ns[told_rows] / 1e9)
+    own = np.array([f.activity in OWN_WORK for f in functions], bool)
+    if not own.any() or count < 2:
+        return patterns, np.full(count, -1, np.int32), np.zeros(count)
+    excess = by_step - np.median(by_step, axis=1, keepdims=True)
+    excess[~own] = -np.inf
+    best = excess.argmax(0)
+    return patterns, best.astype(np.int32), np.maximum(excess[best, np.arange(count)], 0.0)
+
+
+def summarize(trace: Trace, samples: Samples | None = None) -> Summary:
+    """One rank's patterns and ledger. Pure; a trace without any event gives an empty summary with explained = 0.
+
+    A trace of unknown rank is taken as rank 0 of its own: give `read_trace` a rank to say otherwise.
+    """
+    path = critical_spans(trace)
+    patterns, top, top_excess = _patterns(trace, path, samples)
+    ledger = ledger_of(trace, path, top, top_excess)
+    num_kernels = int(np.count_nonzero(trace.category == Category.KERNEL))
+    num_launches = int(np.count_nonzero((trace.category == Category.RUNTIME) & (trace.correlation > 0)))
+    notes = list(trace.damage.notes)
+    if num_launches > 20 and not num_kernels:
+        notes.append(f"no device data although {num_launches} launches were seen: the device side of this rank was not recorded")
+    elif num_kernels and num_launches > 20 and path.has_device:
+        linked = np.isin(trace.correlation[(trace.category == Category.RUNTIME) & (trace.correlation > 0)], trace.correlation[trace.category == Category.KERNEL])
+        if linked.mean() < 0.02:
+            notes.append("launches and device events hardly match by correlation id: links between host and device are unknown")
+    if ledger.dropped_channels:
+        notes.append(f"{ledger.dropped_channels} process groups with the least exposed time are not told apart")
+    return Summary(
+        rank=trace.rank if trace.rank is not None else 0,
+        world_size=trace.world_size,
+        host=trace.host,
+        device_model=trace.device_model,
+        groups=trace.groups,
+        steps_by=path.iterations.by,
+        window_s=path.iterations.window_ns / 1e9,
+        started_ns=int(path.iterations.bounds_ns[0]) if trace.epoch else None,
+        num_iterations=path.iterations.count,
+        patterns=patterns,
+        ledger=ledger,
+        coverage=Coverage(
+            num_events=len(trace),
+            num_kernels=num_kernels,
+            num_launches=num_launches,
+            num_collectives=int(np.count_nonzero(trace.collectives.transfers)),
+            explained=path.explained,
+            has_device=path.has_device,
+            partial=trace.damage.truncated or trace.damage.skipped_events > 0.01 * max(len(trace), 1) or (num_launches > 20 and not num_kernels),
+            epoch=trace.epoch,
+            notes=tuple(notes),
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """Summaries of W ranks, lined up. F functions, I iterations, A activities. Rows follow ascending rank."""
+
+    ranks: Int32s
+    """(W,)"""
+    hosts: tuple[str, ...]
+    device_models: tuple[str, ...]
+    world_size: int
+    """Ranks expected: the largest that any trace tells, at least those seen."""
+    functions: tuple[Function, ...]
+    beta: Float32s
+    """(W, F) 0 where below the rank's cut-off."""
+    mu: Float32s
+    """(W, F) NaN = not measured."""
+    sigma: Float32s
+    """(W, F)"""
+    mu_source: UInt8s
+    """(W, F)"""
+    work: Float64s
+    """(W, F) Per iteration; NaN = not told or below the cut-off."""
+    count: Float32s
+    """(W, F) Executions per iteration; NaN below the cut-off."""
+    cutoff: Float32s
+    """(W,)"""
+    activity_beta: Float32s
+    """(W, A)"""
+    iteration_s: Float64s
+    """(W,) Mean length of an iteration: window / iterations."""
+    steps: Int64s
+    """(I,) Steps that some rank reports; NaN in the arrays below where a rank does not."""
+    length_s: Float64s
+    """(W, I)"""
+    own_s: Float64s
+    """(W, I)"""
+    exposed_s: Float64s
+    """(W, I)"""
+    waiting_s: Float64s
+    """(W, I)"""
+    top_function: Int32s
+    """(W, I) Index into `functions`; -1 = none."""
+    top_excess_s: Float64s
+    """(W, I)"""
+    joined: Joined
+    summaries: tuple[Summary, ...]
+    """As given, by rank: for groups, coverage, samples of the ledger."""
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+
+def stack(summaries: Sequence[Summary]) -> Stacked:
+    """Line summaries up by rank, function and step. Ranks must differ (ValueError), order does not matter."""
+    ordered = tuple(sorted(summaries, key=lambda s: s.rank))
+    ranks = np.array([s.rank for s in ordered], np.int32)
+    if len(np.unique(ranks)) != len(ranks):
+        raise ValueError("stack: two summaries have the same rank")
+    weight: dict[Function, float] = {}
+    for summary in ordered:
+        for function, beta in zip(summary.patterns.functions, summary.patterns.beta, strict=True):
+            weight[function] = max(weight.get(function, 0.0), float(beta))
+    functions = tuple(sorted(weight, key=lambda f: (-weight[f], f.activity, f.name, f.location or "", f.user_location or "")))
+    number = {function: k for k, function in enumerate(functions)}
+    shape = (len(ordered), len(functions))
+    beta = np.zeros(shape, np.float32)
+    mu, sigma, count = (np.full(shape, np.nan, np.float32) for _ in range(3))
+    work = np.full(shape, np.nan)
+    source = np.zeros(shape, np.uint8)
+    steps = np.unique(np.concatenate([s.ledger.steps for s in ordered])) if ordered else np.empty(0, np.int64)
+    length, own, exposed, waiting, top_excess = (np.full((len(ordered), len(steps)), np.nan) for _ in range(5))
+    top = np.full((len(ordered), len(steps)), -1, np.int32)
+    for w, summary in enumerate(ordered):
+        patterns, ledger = summary.patterns, summary.ledger
+        columns = np.array([number[f] for f in patterns.functions], np.intp)
+        beta[w, columns], mu[w, columns], sigma[w, columns] = patterns.beta, patterns.mu, patterns.sigma
+        work[w, columns], count[w, columns], source[w, columns] = patterns.work, patterns.count, patterns.mu_source
+        at = np.searchsorted(steps, ledger.steps)
+        length[w, at], own[w, at], exposed[w, at], waiting[w, at] = ledger.length_s, ledger.own_s, ledger.exposed_s, ledger.waiting_s
+        top_excess[w, at] = ledger.top_excess_s
+        if len(columns):
+            top[w, at] = np.where(ledger.top_function >= 0, columns[np.maximum(ledger.top_function, 0)], -1)
+    told = [s.world_size for s in ordered if s.world_size]
+    groups = [max(g.ranks) + 1 for s in ordered for g in s.groups if g.ranks]
+    seen = int(ranks.max()) + 1 if len(ranks) else 0
+    return Stacked(
+        ranks=ranks,
+        hosts=tuple(s.host for s in ordered),
+        device_models=tuple(s.device_model for s in ordered),
+        world_size=max([*told, *(groups if not told else []), 0 if told else seen, len(ranks)]),
+        functions=functions,
+        beta=beta,
+        mu=mu,
+        sigma=sigma,
+        mu_source=source,
+        work=work,
+        count=count,
+        cutoff=np.array([s.patterns.cutoff for s in ordered], np.float32),
+        activity_beta=np.array([s.patterns.activity_beta for s in ordered], np.float32).reshape(len(ordered), NUM_ACTIVITIES),
+        iteration_s=np.array([s.window_s / max(s.num_iterations, 1) for s in ordered]),
+        steps=steps,
+        length_s=length,
+        own_s=own,
+        exposed_s=exposed,
+        waiting_s=waiting,
+        top_function=top,
+        top_excess_s=top_excess,
+        joined=join([s.ledger for s in ordered]),
+        summaries=ordered,
+    )
