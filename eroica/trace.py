@@ -8,15 +8,38 @@ since 1970 with three decimals (pytorch/kineto#890).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import IntEnum
-from typing import TypeAlias
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from eroica import communication, kineto, timeline, tracefiles
+from eroica.communication import CollectiveKind, CollectiveTable, Rule
+from eroica.errors import DataError
 from eroica.job import ProcessGroup
+from eroica.kineto import Category, Damage
+from eroica.tracefiles import TraceFile, TraceSet, find_traces
+
+__all__ = [
+    "Category",
+    "CollectiveKind",
+    "CollectiveTable",
+    "Damage",
+    "ProcessGroup",
+    "Rule",
+    "Samples",
+    "Trace",
+    "TraceFile",
+    "TraceSet",
+    "find_traces",
+    "read_all",
+    "read_timeline",
+    "read_trace",
+]
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
 Int32s: TypeAlias = npt.NDArray[np.int32]
@@ -24,104 +47,6 @@ UInt8s: TypeAlias = npt.NDArray[np.uint8]
 Float32s: TypeAlias = npt.NDArray[np.float32]
 Float64s: TypeAlias = npt.NDArray[np.float64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
-
-
-class Category(IntEnum):
-    """What an event is, over all vendors' category strings."""
-
-    OTHER = 0
-    CPU_OP = 1
-    """Operator on a host thread (`cpu_op`)."""
-    PYTHON = 2
-    """Python frame (`python_function`); the name is "path(line): function" or "<built-in ...>"."""
-    ANNOTATION = 3
-    """record_function on a host thread (`user_annotation`): ProfilerStep#N, DataLoader next, gloo:all_reduce, ..."""
-    DEVICE_ANNOTATION = 4
-    """The same range as seen on a device stream (`gpu_user_annotation`)."""
-    RUNTIME = 5
-    """Call of the device runtime or driver on a host thread (cuda_runtime, cuda_driver, hip, mtia_runtime)."""
-    KERNEL = 6
-    """Kernel on a device stream, communication kernels included (kernel, mtia_ccp_events, op timelines' compute)."""
-    COPY = 7
-    """Memory copy on a device stream (gpu_memcpy)."""
-    MEMSET = 8
-    SYNC = 9
-    """Synchronisation record of the device (cuda_sync); a view of a RUNTIME call, never own work."""
-    OVERHEAD = 10
-    """The profiler's own work (overhead, "Activity Buffer Request")."""
-
-
-class CollectiveKind(IntEnum):
-    """What a communication does; decides whether all members wait for all others in it."""
-
-    UNKNOWN = 0
-    ALL_REDUCE = 1
-    ALL_GATHER = 2
-    REDUCE_SCATTER = 3
-    ALL_TO_ALL = 4
-    BROADCAST = 5
-    REDUCE = 6
-    GATHER = 7
-    SCATTER = 8
-    BARRIER = 9
-    SEND = 10
-    RECV = 11
-    SEND_RECV = 12
-    """Point to point, direction not told (ncclDevKernel_SendRecv without metadata)."""
-    WAIT = 13
-    """A wait for an earlier communication; moves nothing."""
-    DISPATCH = 14
-    """Expert-parallel all-to-all of uneven sizes (DeepEP dispatch)."""
-    COMBINE = 15
-    """The way back (DeepEP combine)."""
-
-
-@dataclass(frozen=True, slots=True)
-class CollectiveTable:
-    """Communication metadata, one row per communicating event (operator, annotation or kernel). Shape of each: (rows,)."""
-
-    event: Int32s
-    """Row in the trace's event columns."""
-    kind: UInt8s
-    """CollectiveKind."""
-    group: Int32s
-    """Index into `Trace.groups`; -1 = not told."""
-    sequence: Int64s
-    """Sequence number within the group as the trace tells it; -1 = not told."""
-    peer: Int32s
-    """Global rank on the other side of a send or recv; -1 = not told or not point to point."""
-    in_elements: Int64s
-    """-1 = not told."""
-    out_elements: Int64s
-    """-1 = not told."""
-    dtype: Int32s
-    """String id of the c10 name (Float, BFloat16, Long, ...); -1 = not told."""
-    uneven: Bools
-    """True where split sizes are given and differ: members do not all wait for the same amount of data."""
-    transfers: Bools
-    """True on the event whose span covers the transfer (kernel; gloo worker annotation), False on mere enqueues."""
-
-
-@dataclass(frozen=True, slots=True)
-class Damage:
-    """What could not be used of a file. All zero and empty = sound."""
-
-    skipped_events: int = 0
-    """Events dropped since their text was broken."""
-    repaired_names: int = 0
-    """Strings with invalid UTF-8, control characters or bad escapes, kept in repaired form."""
-    bad_times: int = 0
-    """Events without usable time: missing, negative or absurd ts or dur (open ends, device records at 0)."""
-    truncated: bool = False
-    """The file ends early (cut JSON or gzip)."""
-    first_offset: int = -1
-    """Byte offset (of the uncompressed text) of the first damage; -1 = none."""
-    notes: tuple[str, ...] = ()
-    """Sentences for people, each naming what was lost."""
-
-    @property
-    def any(self) -> bool:
-        return bool(self.skipped_events or self.repaired_names or self.bad_times or self.truncated or self.notes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,3 +112,145 @@ class Trace:
 
     def __len__(self) -> int:
         return len(self.ts_ns)
+
+
+MAX_SPREAD_NS = 30 * 86_400 * 10**9
+"""An event this far from the trace's median time, or this long, has no usable time: profiler windows last minutes."""
+_ABSOLUTE_NS = 10**18
+"""Times beyond 2001 are since 1970; smaller ones count from a base."""
+
+
+def read_trace(path: str | Path, *, rank: int | None = None, engine: str = "auto", rules: Sequence[Rule] = ()) -> Trace:
+    """One rank's Kineto or Chrome JSON trace, plain or gzip (several members and cut files too).
+
+    `rank` overrides what metadata and file name say. `rules` come before `communication.RULES` and those of
+    EROICA_COLLECTIVES. `engine` is for tests (see `kineto.load`). What could not be used is in `Trace.damage`. Raises
+    UserError if the file cannot be opened and DataError if nothing in it can be used.
+    """
+    records = kineto.load(path, engine)
+    losses, told = records.losses, records.metadata
+    if not len(records.columns["ts_ns"]) and (losses.skipped or losses.bad_times or losses.truncated):
+        raise DataError(f"{path}: no event could be read ({'; '.join(losses.damage().notes)}); capture this rank again")
+    columns, new_row = _ordered(records.columns, losses)
+    distributed = told.get("distributedInfo")
+    distributed = distributed if isinstance(distributed, dict) else {}
+    groups = communication.Groups(distributed.get("pg_config"))
+    strings = records.strings
+    args = {int(new_row[row]): told for row, told in records.communication if new_row[row] >= 0}
+    events = communication.Events(
+        **{key: columns[key] for key in "ts_ns dur_ns name category track correlation external work".split()}
+    )
+    table = communication.table(
+        events, strings, args, groups, (*rules, *communication.user_rules(), *communication.RULES)
+    )
+    del events, columns["external"]
+    epoch = _apply_base(columns["ts_ns"], told.get("baseTimeNanoseconds"))
+    damage = _with_device_note(losses.damage(), columns, strings)
+    model, num_devices = _device(told.get("deviceProperties"), columns["device"])
+    world_size = kineto.integer(distributed.get("world_size"), -1, 32)
+    return Trace(
+        path=str(path),
+        rank=tracefiles.rank_of(told, path) if rank is None else rank,
+        world_size=world_size if world_size > 0 else None,
+        host=kineto.text_of(told.get("host_name", told.get("hostname"))),
+        device_model=model,
+        num_devices=num_devices,
+        epoch=epoch,
+        strings=tuple(strings),
+        tracks=tuple(records.tracks),
+        track_names=tuple(records.track_names.get(track, "") for track in records.tracks),
+        groups=tuple(groups.table),
+        collectives=table,
+        damage=damage,
+        **columns,
+    )
+
+
+def read_timeline(path: str | Path) -> list[Trace]:
+    """Op timelines of a whole job in one parquet file (columns dp_rank, stage, rank, step, optype, start_ts, duration,
+    seq_id, mc, mb_id; seconds from the step's start), one Trace per rank; see `timeline` for the mapping.
+
+    Raises UserError if the file cannot be opened, DataError if it is no such table, UnavailableError without pyarrow.
+    """
+    return [Trace(path=str(path), **part) for part in timeline.load(path)]
+
+
+def read_all(traces: TraceSet) -> Iterator[Trace]:
+    """Each file of the set in rank order, one at a time: memory does not grow with the number of ranks."""
+    timelines: dict[str, dict[int | None, Trace]] = {}
+    for file in traces.files:
+        if not file.timeline:
+            yield read_trace(file.path, rank=file.rank)
+            continue
+        if file.path not in timelines:
+            timelines = {file.path: {trace.rank: trace for trace in read_timeline(file.path)}}
+        yield timelines[file.path].pop(file.rank)
+
+
+def _ordered(columns: dict[str, npt.NDArray[Any]], losses: kineto.Losses) -> tuple[dict[str, npt.NDArray[Any]], Int32s]:
+    """Columns sorted by (ts, -dur, order in the file) without events of absurd times, and old row -> new row (-1 = left out).
+
+    Takes `columns` apart while it goes, so that only one column is held twice.
+    """
+    ts, dur = columns["ts_ns"], columns["dur_ns"]
+    count = len(ts)
+    order = np.argsort(ts, kind="stable")
+    sorted_ts = ts[order]
+    tied = sorted_ts[1:] == sorted_ts[:-1]
+    wrong = tied & (dur[order[1:]] > dur[order[:-1]])
+    if wrong.any():
+        # Only runs of equal starts need the second key, and they are few.
+        inside = np.zeros(count, np.bool_)
+        inside[1:] |= tied
+        inside[:-1] |= tied
+        rows = order[inside]
+        order[inside] = rows[np.lexsort((rows, -dur[rows], ts[rows]))]
+    if count:
+        middle = int(sorted_ts[count // 2])
+        low, high = middle - MAX_SPREAD_NS, middle + MAX_SPREAD_NS
+        if sorted_ts[0] < low or sorted_ts[-1] > high or int(dur.max()) > MAX_SPREAD_NS:
+            usable = (sorted_ts >= low) & (sorted_ts <= high) & (dur[order] <= MAX_SPREAD_NS)
+            losses.bad_times += int(count - usable.sum())
+            order = order[usable]
+    del ts, dur, sorted_ts
+    new_row = np.full(count, -1, np.int32)
+    new_row[order] = np.arange(len(order), dtype=np.int32)
+    result = {}
+    for name in list(columns):
+        result[name] = columns.pop(name)[order]
+    return result, new_row
+
+
+def _apply_base(ts: Int64s, base: Any) -> bool:
+    """Make times absolute in place where the base is told. Returns Trace.epoch."""
+    if not len(ts):
+        return False
+    if int(ts[0]) >= _ABSOLUTE_NS:
+        return True
+    offset = kineto.integer(base, 0)
+    if offset < _ABSOLUTE_NS:
+        return False
+    ts += offset
+    return True
+
+
+def _device(properties: Any, device: Int32s) -> tuple[str, int]:
+    """(model of the device that this rank used, number of devices listed)."""
+    listed = [item for item in properties if isinstance(item, dict)] if isinstance(properties, list) else []
+    names = {kineto.integer(item.get("id"), -1, 32): kineto.text_of(item.get("name")).strip() for item in listed}
+    used = device[device >= 0]
+    most = int(np.bincount(used[used < 65536]).argmax()) if len(used) and int(used.min()) < 65536 else -1
+    return names.get(most) or next((name for name in names.values() if name), ""), len(listed)
+
+
+def _with_device_note(damage: Damage, columns: Mapping[str, npt.NDArray[Any]], strings: Sequence[str]) -> Damage:
+    """Kernel launches without a single device record are a failed capture, not an idle device (pytorch/kineto#996)."""
+    category = columns["category"]
+    if np.isin(category, (Category.KERNEL, Category.COPY, Category.MEMSET)).any():
+        return damage
+    calls = Counter(columns["name"][category == Category.RUNTIME].tolist())
+    launches = sum(count for name, count in calls.items() if "launch" in strings[name].lower())
+    if not launches:
+        return damage
+    note = f"no device records although {launches} kernel launches were traced; the device's part of this rank is unknown"
+    return replace(damage, notes=(*damage.notes, note))

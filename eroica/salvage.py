@@ -1,0 +1,94 @@
+"""Mends the text of one broken trace record, or says that it cannot be mended.
+
+Not a JSON parser: sound records never come here. Used by `kineto` for the few records that strict JSON refuses: bytes that
+are not UTF-8, control characters and raw backslashes in names, bare quotes, values without quotes. What is mended keeps
+the event's times; what stays ambiguous is dropped, since an invented event is worse than a lost one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from decimal import Decimal
+from typing import Any
+
+_LENIENT = json.JSONDecoder(parse_float=Decimal, strict=False)
+_STRING = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
+_GOOD_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_RAW_BACKSLASH = re.compile(r'\\(?!")')
+_QUOTE_AFTER_BACKSLASH = re.compile(r'\\"(?=\s*(?:,\s*"[^"\\]{1,40}"\s*:|[}\]]\s*[,}\]]))')
+_TEXT_OR_INT = r'("[^"\\]*"|-?\d+)'
+_NUMBER = r"(-?\d+(?:\.\d+)?)"
+# The sound head of a record in Kineto's fixed key order; the name may hold bare quotes (pytorch#146900).
+_HEAD = re.compile(
+    r'\{\s*"ph"\s*:\s*"X"\s*,\s*"cat"\s*:\s*"([^"\\]*)"\s*,\s*"name"\s*:\s*"(.{0,20000}?)"\s*,\s*"pid"\s*:\s*'
+    rf'{_TEXT_OR_INT}\s*,\s*"tid"\s*:\s*{_TEXT_OR_INT}\s*,\s*"ts"\s*:\s*{_NUMBER}\s*,\s*"dur"\s*:\s*{_NUMBER}'
+    r'\s*(?:\}|,\s*"args"\s*:\s*(\{.*\})\s*\})\s*$',
+    re.DOTALL,
+)
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def clean(text: str) -> str:
+    """Text that can be written anywhere: bytes that were not UTF-8 read as `\\xNN`, so that two names which differ only in them stay two."""
+    if text.isascii():
+        return text
+    return _SURROGATE.sub(lambda m: _spelled(ord(m.group())), text)
+
+
+def _spelled(code: int) -> str:
+    return f"\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else f"\\u{code:04x}"
+
+
+def _literal_backslashes(text: str) -> str:
+    """A string with one invalid escape was never escaped at all: each of its backslashes stands for itself."""
+
+    def mend(match: re.Match[str]) -> str:
+        content = match.group(1)
+        return '"' + _RAW_BACKSLASH.sub(r"\\\\", content) + '"' if _has_bad_escape(content) else match.group()
+
+    return _STRING.sub(mend, text)
+
+
+def _has_bad_escape(content: str) -> bool:
+    return "\\" in _GOOD_ESCAPE.sub("", content)
+
+
+def _decode(text: str) -> tuple[dict[str, Any], int] | None:
+    try:
+        event, end = _LENIENT.raw_decode(text)
+    except (ValueError, RecursionError):
+        return None
+    return (event, end) if isinstance(event, dict) else None
+
+
+def mend(record: bytes) -> tuple[dict[str, Any] | None, bool, int]:
+    """The event in a slice that starts with `{` and runs up to the next record or the end of the file.
+
+    Returns (event or None, True if its arguments were lost, length of the text that belongs to it). Numbers with a
+    fraction are Decimal. Strings may hold lone surrogates for broken bytes: pass them through `clean`.
+    """
+    text = record.decode("utf-8", "surrogateescape")
+    for candidate in (text, _literal_backslashes(text), _literal_backslashes(_QUOTE_AFTER_BACKSLASH.sub(r'\\\\"', text))):
+        found = _decode(candidate)
+        if found:
+            event, end = found
+            rest = candidate[end:]
+            if rest.strip(" \t\r\n,") == "" or rest.lstrip(" \t\r\n,").startswith("]"):
+                return event, False, len(record) - len(rest.encode("utf-8", "surrogateescape"))
+    head = _HEAD.match(text.rstrip(" \t\r\n,"))
+    if head is None:
+        return None, False, len(record)
+    category, name, pid, tid, ts, dur, args = head.groups()
+    found = _decode(_literal_backslashes(args)) if args else ({}, 0)
+    event = {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "pid": pid.strip('"'),
+        "tid": tid.strip('"'),
+        "ts": Decimal(ts),
+        "dur": Decimal(dur),
+        "args": found[0] if found else {},
+    }
+    return event, found is None, len(record)
