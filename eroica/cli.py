@@ -125,7 +125,7 @@ def _command(
     command = commands.add_parser(
         name, help=purpose, description=purpose[0].upper() + purpose[1:] + ".", epilog=f"example: {example}"
     )
-    command.set_defaults(run=run)
+    command.set_defaults(run=run, usage=command.error)
     return command
 
 
@@ -205,12 +205,15 @@ def _show(options: argparse.Namespace) -> int:
 
 def _demo(options: argparse.Namespace) -> int:
     from eroica import demo
-    from eroica.offline import diagnose_paths
 
     if options.list:
         for name, text in demo.FAULTS.items():
             _print_text(f"{name:<16}{text}\n")
         return 0
+    if options.culprit is not None and options.culprit >= options.ranks:
+        options.usage(f"argument --culprit: {options.ranks} ranks are numbered from 0 to {options.ranks - 1}")
+    from eroica.offline import diagnose_paths
+
     plan = demo.Plan(
         fault=options.fault,
         num_ranks=options.ranks,

@@ -1,0 +1,162 @@
+"""The command line: exit statuses, what stdout and stderr hold, and files written whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from eroica import cli
+from eroica.findings import from_json, to_json
+from tests import samples
+
+Capture = pytest.CaptureFixture[str]
+
+
+def test_help_of_every_command_shows_an_example(capsys: Capture) -> None:
+    for arguments in (["--help"], ["diagnose", "--help"], ["show", "--help"], ["demo", "--help"]):
+        with pytest.raises(SystemExit) as leaving:
+            cli.main(arguments)
+        assert leaving.value.code == 0
+        assert "example: eroica" in capsys.readouterr().out
+
+
+def test_wrong_usage_exits_with_two_and_says_what_would_be_right(capsys: Capture) -> None:
+    for arguments, hint in [
+        ([], "COMMAND"),
+        (["diagnose"], "PATH"),
+        (["diagnose", "x", "--format", "pdf"], "markdown|md"),
+        (["diagnose", "x", "--fail-on", "slow,sluggish"], "hang"),
+        (["diagnose", "x", "--fail-on", ""], "hang"),
+        (["diagnose", "x", "--jobs", "0"], "above 0"),
+        (["diagnose", "x", "--engine", "ray"], "local"),
+        (["demo", "rust"], "slow_input"),
+        (["demo", "--delay-ms", "5", "--effect", "0.1"], "not allowed with"),
+        (["demo", "--effect", "nan"], "above 0"),
+        (["demo", "--culprit", "-1"], "rank"),
+    ]:
+        with pytest.raises(SystemExit) as leaving:
+            cli.main(arguments)
+        assert leaving.value.code == 2, arguments
+        output = capsys.readouterr()
+        assert output.out == ""
+        assert re.search(hint, output.err), arguments
+
+
+def test_show_prints_every_form_and_json_survives_the_round_trip(tmp_path: Path, capsys: Capture) -> None:
+    diagnosis, _ = samples.slow_input()
+    file = tmp_path / "diagnosis.json"
+    file.write_text(json.dumps(to_json(diagnosis)))
+    shown = {}
+    for form in cli.FORMATS:
+        assert cli.main(["show", str(file), "--format", form]) == 0
+        output = capsys.readouterr()
+        assert output.err == ""
+        shown[form] = output.out
+    assert json.loads(shown["json"]) == to_json(diagnosis)
+    assert shown["html"].lower().startswith("<!doctype html>")
+    for form in ("text", "md", "prompt"):
+        assert "train/data.py:41" in shown[form], form
+    assert "\x1b" not in shown["text"]
+
+
+def test_show_takes_the_folder_that_diagnose_wrote(tmp_path: Path, capsys: Capture) -> None:
+    diagnosis, _ = samples.healthy()
+    (tmp_path / "diagnosis.json").write_text(json.dumps(to_json(diagnosis)))
+    assert cli.main(["show", str(tmp_path), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["kind"] == "healthy"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b'{"schema": "eroica.diagnosis/9"}', b"\xff\xfe", b"[" * 100_000, b'{"schema": "eroica.diagnosis/1"}'],
+    ids=["empty", "cut", "list", "newer", "binary", "deep", "bare"],
+)
+def test_show_of_something_else_fails_with_one_sentence(content: bytes, tmp_path: Path, capsys: Capture) -> None:
+    file = tmp_path / "other.json"
+    file.write_bytes(content)
+    assert cli.main(["show", str(file)]) == 1
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("eroica show: ")
+    assert output.err.count("\n") == 1
+
+
+def test_a_missing_file_fails_with_one_sentence_free_of_escape_sequences(tmp_path: Path, capsys: Capture) -> None:
+    assert cli.main(["show", str(tmp_path / "no\x1b[31mfile\n.json")]) == 1
+    output = capsys.readouterr()
+    assert "does not exist" in output.err
+    assert "\x1b" not in output.err
+    assert output.err.count("\n") == 1
+
+
+def test_a_reader_takes_an_unknown_cause_for_unknown(tmp_path: Path, capsys: Capture) -> None:
+    data = to_json(samples.slow_input()[0])
+    data["verdict"]["cause"] = data["findings"][0]["cause"] = "cosmic_rays"
+    data["future"] = {"field": 1}
+    (tmp_path / "diagnosis.json").write_text(json.dumps(data))
+    assert cli.main(["show", str(tmp_path), "--format", "json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["verdict"]["cause"] == shown["findings"][0]["cause"] == "unknown"
+
+
+def test_demo_list_names_each_fault_on_a_line_of_its_own(capsys: Capture) -> None:
+    assert cli.main(["demo", "--list"]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert names == ["slow_input", "backward_delay", "healthy"]
+
+
+def test_a_culprit_that_is_no_rank_is_wrong_usage(capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        cli.main(["demo", "--ranks", "4", "--culprit", "4"])
+    assert leaving.value.code == 2
+    assert "from 0 to 3" in capsys.readouterr().err
+
+
+def test_a_reader_that_closes_the_pipe_early_sees_no_complaint(tmp_path: Path) -> None:
+    diagnosis, _ = samples.slow_input(64)
+    (tmp_path / "diagnosis.json").write_text(json.dumps(to_json(diagnosis)))
+    command = [sys.executable, "-m", "eroica", "show", str(tmp_path), "--format", "html"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+
+
+def test_a_terminal_without_unicode_still_gets_the_answer(tmp_path: Path) -> None:
+    diagnosis, _ = samples.hostile("naïve – Ω.py")
+    (tmp_path / "diagnosis.json").write_text(json.dumps(to_json(diagnosis)))
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "eroica", "show", str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert done.returncode == 0
+    assert done.stderr == b""
+    done.stdout.decode("ascii")
+
+
+def test_reports_replace_older_ones_whole_and_leave_nothing_else(tmp_path: Path) -> None:
+    diagnosis, detail = samples.slow_input()
+    for _ in range(2):
+        cli._write_reports(tmp_path / "out", diagnosis, detail)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["diagnosis.json", "report.html"]
+    assert from_json(json.loads((tmp_path / "out" / "diagnosis.json").read_text())).verdict == diagnosis.verdict
+    assert (tmp_path / "out" / "report.html").stat().st_mode & 0o777 == 0o666 & ~_umask()
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "file").write_text("")
+    assert cli.main(["demo", "--out", str(tmp_path / "file")]) == 1
+    assert str(tmp_path / "file") in capsys.readouterr().err
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
