@@ -1,1 +1,1 @@
-"""Faults with known answers, and how well eroica finds them. Not part of the product: nothing in `eroica` imports this."""
+"""Faults with known answers, and how well eroica finds them. Not part of the product: `eroica` never imports this."""

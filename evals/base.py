@@ -1,9 +1,9 @@
 """A real trace cut into pieces that a synthetic iteration is built from.
 
-A piece is a stretch of the driving thread between two instants at which no operator is open, with the device work that
-was launched in it: operators, runtime calls, Python frames and kernels keep their names, order, nesting and relative
-durations. Used by `evals.program`, which strings pieces together, and nowhere else. It is not a simulator: when a kernel
-starts is decided by `evals.program.simulate`, from the launch and from what the stream does.
+A piece is a stretch of the driving thread between two instants at which no operator is open, with the device work
+launched in it: operators, runtime calls, Python frames and kernels keep their names, order, nesting and relative
+durations. Used by `evals.layouts`, which strings pieces together. It is not a simulator: when a kernel starts is
+decided by `evals.program.simulate`, from the launch and from what the stream does.
 
 Single-GPU inference traces are mostly launch-bound (the device idles 90 % of the time), training is not; kernels are
 therefore stretched by `kernel_scale`, as a larger batch would, until the device takes a little longer than the host.
@@ -11,6 +11,7 @@ therefore stretched by `kernel_scale`, as a larger batch would, until the device
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ class Names:
         return self._ids.setdefault(text, len(self._ids))
 
     def table(self) -> tuple[str, ...]:
+        """All names so far, by id."""
         return tuple(self._ids)
 
 
@@ -117,7 +119,10 @@ def piece_of(
     ops: Sequence[tuple[str, Category, float, float, int]] = (),
     launches: Sequence[int] = (),
 ) -> Piece:
-    """A hand-made piece. events: (name, category, start, end); ops: (name, category, ns, at, work); launches: event of each op."""
+    """A hand-made piece.
+
+    events: (name, category, start, end); ops: (name, category, ns, at, work); launches: event of each op.
+    """
     launch = np.full(len(events), -1, np.int32)
     for op, event in enumerate(launches):
         launch[event] = op
@@ -200,7 +205,7 @@ def cut(trace: Trace, num_pieces: int, max_events: int) -> Base:
     scale = max(1.0, 1.15 * float(bounds[-1] - bounds[0]) / float(trace.dur_ns[ops][inside].sum()))
 
     pieces = []
-    for low, high in zip(bounds[:-1], bounds[1:], strict=True):
+    for low, high in itertools.pairwise(bounds):
         within = host[(trace.ts_ns[host] >= low) & (end_ns[host] <= high)]
         mine = np.flatnonzero((launch_ns >= low) & (launch_ns < high))
         op_of = {int(event): k for k, event in enumerate(launches[mine].tolist())}

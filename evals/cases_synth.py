@@ -26,7 +26,7 @@ class Answer:
     """ranks: exactly the culprits. hosts: exactly the culprits' hosts, ranks within them. link: both ends, named as
     hosts or in `link`, ranks within the slow groups. members: no rank, or all members. nobody: no rank at all."""
     function: str | None
-    """Regular expression to be found in "kind|name|location|user_location|device|link" (case ignored); None = not asked."""
+    """Regular expression, found in "kind|name|location|user_location|device|link" (case ignored); None = not asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Case:
     """Entry of the fault catalogue that this follows; "" = none."""
     text: str
     layout: str
-    """Parallelism, see `evals.program.LAYOUTS`: dp, tp_dp, hsdp, pp_dp, ep_dp."""
+    """Parallelism, see `evals.layouts.LAYOUTS`: dp, tp_dp, hsdp, pp_dp, ep_dp."""
     faults: tuple[Fault, ...] = ()
     counters: bool = False
     """Hardware counters come with the traces."""
@@ -64,6 +64,7 @@ class Case:
 
     @property
     def control(self) -> bool:
+        """Nothing is wrong: any blame is a false one."""
         return not self.faults
 
 
@@ -123,7 +124,7 @@ CASES: tuple[Case, ...] = (
     Case(
         id="gpu_slow_tensor_parallel",
         catalogue="G01",
-        text="One slow GPU among tensor-parallel peers that wait for it in each layer, and data-parallel peers of all of these.",
+        text="One slow GPU; tensor-parallel peers wait for it in each layer, data-parallel peers for all of these.",
         layout="tp_dp",
         faults=(Fault(transform="gpu_slow", culprits="one", answer=_SLOW_GPU),),
     ),
@@ -166,7 +167,7 @@ CASES: tuple[Case, ...] = (
     Case(
         id="nic_slow_one_group",
         catalogue="N01",
-        text="One host's NIC is slow and all ranks share the only group; only the healthy past tells that transfers grew.",
+        text="One host's NIC is slow, all ranks share the only group; only the healthy past tells that transfers grew.",
         layout="dp",
         faults=(Fault(transform="nic_slow", culprits="host", answer=_JOB_WIDE_NETWORK),),
         baseline=True,

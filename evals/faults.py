@@ -1,8 +1,8 @@
 """Faults as changes of a plan's numbers, and how large they must be for a wanted effect.
 
 Each transform takes (program, plan, culprits, magnitude, rng) and changes the plan in place; what this does to the
-iteration is left to `evals.program.simulate`, and `calibrate` searches the magnitude whose simulated iteration is longer
-by the wanted share. Used by `evals.synth` only.
+iteration is left to `evals.program.simulate`, and `calibrate` searches the magnitude whose simulated iteration is
+longer by the wanted share. Used by `evals.synth` only.
 """
 
 from __future__ import annotations

@@ -16,30 +16,16 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from eroica.trace import Bools, Category, CollectiveKind, CollectiveTable, Float64s, Int64s, Samples, Trace
-from evals.base import AUTOGRAD, MAIN, Base, Names, load_base
+from eroica.trace import Bools, Float64s, Int64s, Samples, Trace
+from evals.base import Base, load_base
 from evals.cases_synth import BY_ID, Answer, Case
+from evals.emit import Rank, Template, Written, counters, emit
 from evals.faults import apply, calibrate, draw_culprits, mean_iteration_ns
-from evals.program import (
-    LAYOUTS,
-    Item,
-    Plan,
-    Program,
-    Times,
-    annotation_name,
-    build,
-    draw_plan,
-    kernel_name,
-    kernel_times,
-    simulate,
-)
+from evals.layouts import LAYOUTS, build
+from evals.program import Plan, Program, Times, draw_plan, simulate
 
 _PLANTED = {"gc": "gc", "sync_gap": "sync_gap", "allocator": "allocator"}
 """Transform -> items that it needs in the program."""
-_COMM_BLOCKS = 24
-"""Launch grid of a communication kernel."""
-_PEER_TO_PEER = (CollectiveKind.SEND_RECV, CollectiveKind.SEND, CollectiveKind.RECV)
-_DEEP_EP = (CollectiveKind.DISPATCH, CollectiveKind.COMBINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +69,12 @@ class Cluster:
 
     @property
     def world_size(self) -> int:
+        """W."""
         return self.program.world_size
 
     @cached_property
     def culprits(self) -> frozenset[int]:
+        """Ranks that some fault sits on."""
         return frozenset().union(*(e.ranks for e in self.expected))
 
     def traces(self) -> Iterator[tuple[Trace, Samples | None]]:
@@ -101,8 +89,8 @@ class Cluster:
         yield from other.traces()
 
     @cached_property
-    def _template(self) -> _Template:
-        return _Template.of(self.base, self.program)
+    def _template(self) -> Template:
+        return Template.of(self.base, self.program)
 
     @cached_property
     def _groups_of(self) -> list[list[int]]:
@@ -123,364 +111,27 @@ class Cluster:
 
     def trace(self, rank: int) -> Trace:
         """One rank's columns, as `read_trace` gives them for the same file."""
-        return _emit(self, rank)
+        return self.written(rank).trace
+
+    def written(self, rank: int) -> Written:
+        """The same with what only a file tells, for `kineto_file.write_json`."""
+        return emit(self.base, self.program, self.plan, self.times, self._template, self._who(rank))
 
     def samples(self, rank: int) -> Samples:
         """One rank's counters on a grid of 10 ms (a tenth of the iteration if that is shorter)."""
-        return _counters(self, rank)
+        ratio, flag = float(self.throttle[rank]), bool(self.throttle_flag[rank])
+        return counters(self.program, self.plan, self.times, self._who(rank), ratio, flag, self.seed)
 
-
-@dataclass(frozen=True, slots=True)
-class _Template:
-    """Host events of one iteration of the whole program, with the items that their ends are tied to."""
-
-    item: Int64s
-    end_item: Int64s
-    start: Float64s
-    end: Float64s
-    name: Int64s
-    category: Int64s
-    thread: Int64s
-    work: Int64s
-    op: Int64s
-    """Index of the device operation launched, over the whole program; -1 = none."""
-    metadata: Bools
-    """Carries communication metadata."""
-    op_first: tuple[int, ...]
-    """Index of each item's first operation."""
-    num_ops: int
-    step_row: int
-
-    @classmethod
-    def of(cls, base: Base, program: Program) -> _Template:
-        names: Names = base.names
-        rows: list[tuple[int, int, float, float, int, int, int]] = []
-        last = len(program.items) - 1
-        rows.append((0, last, 0.0, 1.0, names["ProfilerStep"], Category.ANNOTATION, MAIN))
-        if base.stacks:
-            step = names["/workspace/train/train.py(61): train_step"]
-            rows.append((0, last, 0.0, 1.0, step, Category.PYTHON, MAIN))
-            threads = [bool((item.piece.thread == AUTOGRAD).any()) for item in program.items]
-            autograd = np.flatnonzero(threads)
-            a, b = int(autograd[0]), int(autograd[-1])
-            for text in (
-                "torch/_tensor.py(625): backward",
-                "torch/autograd/__init__.py(354): backward",
-                "torch/autograd/graph.py(849): _engine_run_backward",
-                "<built-in method run_backward of torch._C._EngineBase object at 0x7f4be0b3c4d0>",
-            ):
-                rows.append((a, b, 0.0, 1.0, names[text], Category.PYTHON, MAIN))
-            where = {item.base_piece: n for n, item in enumerate(program.items) if item.base_piece >= 0}
-            for frame in base.frames:
-                first, final = frame.start, frame.end
-                rows.append((where[first[0]], where[final[0]], first[1], final[1], frame.name, Category.PYTHON, MAIN))
-        columns = [np.array(column) for column in zip(*rows, strict=True)]
-        spans = len(rows)
-        parts: dict[str, list[np.ndarray]] = {
-            key: [] for key in ("item", "start", "end", "name", "category", "thread", "work", "op", "metadata")
-        }  # type: ignore[type-arg]
-        op_first, num_ops = [], 0
-        communication = names["record_param_comms"]
-        for n, item in enumerate(program.items):
-            piece = item.piece
-            op_first.append(num_ops)
-            parts["item"].append(np.full(len(piece.name), n))
-            for key in ("start", "end", "name", "category", "thread", "work"):
-                parts[key].append(getattr(piece, key))
-            parts["op"].append(np.where(piece.launch >= 0, piece.launch.astype(np.int64) + num_ops, -1))
-            parts["metadata"].append((piece.name == communication) & (item.comm is not None))
-            num_ops += 1 if item.comm is not None else len(piece.op_ns)
-        joined = {key: np.concatenate(part) for key, part in parts.items()}
-        return cls(
-            item=np.concatenate([columns[0], joined["item"]]).astype(np.int64),
-            end_item=np.concatenate([columns[1], joined["item"]]).astype(np.int64),
-            start=np.concatenate([columns[2], joined["start"]]).astype(np.float64),
-            end=np.concatenate([columns[3], joined["end"]]).astype(np.float64),
-            name=np.concatenate([columns[4], joined["name"]]).astype(np.int64),
-            category=np.concatenate([columns[5], joined["category"]]).astype(np.int64),
-            thread=np.concatenate([columns[6], joined["thread"]]).astype(np.int64),
-            work=np.concatenate([np.full(spans, -1), joined["work"]]).astype(np.int64),
-            op=np.concatenate([np.full(spans, -1), joined["op"]]).astype(np.int64),
-            metadata=np.concatenate([np.zeros(spans, bool), joined["metadata"]]).astype(bool),
-            op_first=tuple(op_first),
-            num_ops=num_ops,
-            step_row=0,
+    def _who(self, rank: int) -> Rank:
+        return Rank(
+            rank=rank,
+            world_size=self.world_size,
+            host=self.host_names[int(self.program.hosts[rank])],
+            device_model=self.device_models[rank],
+            num_devices=int((self.program.hosts == 0).sum()),
+            groups=tuple(self._groups_of[rank]),
+            clock_ns=self.clock_ns(rank),
         )
-
-
-class _Rows:
-    """Columns in the making: blocks of events of one kind."""
-
-    def __init__(self) -> None:
-        self.blocks: list[tuple[np.ndarray, ...]] = []  # type: ignore[type-arg]
-        self.count = 0
-
-    def add(
-        self,
-        start: Float64s,
-        end: Float64s,
-        name: object,
-        category: object,
-        track: object,
-        correlation: object,
-        stream: int = -1,
-        work: object = -1,
-        bandwidth: object = np.nan,
-        occupancy: object = np.nan,
-    ) -> Int64s:
-        """Add a block; returns its row numbers (before sorting)."""
-        shape = start.shape
-        first = np.rint(start).astype(np.int64).ravel()
-        last = np.rint(end).astype(np.int64).ravel()
-
-        def column(value: object, dtype: type) -> np.ndarray:  # type: ignore[type-arg]
-            return np.broadcast_to(np.asarray(value, dtype), shape).ravel()
-
-        device = 0 if stream >= 0 else -1
-        self.blocks.append(
-            (
-                first,
-                last - first,
-                column(name, np.int32),
-                column(category, np.uint8),
-                column(track, np.int32),
-                column(correlation, np.int64),
-                column(stream, np.int32),
-                column(device, np.int32),
-                column(work, np.int64),
-                column(bandwidth, np.float32),
-                column(occupancy, np.float32),
-            )
-        )
-        rows = np.arange(self.count, self.count + len(first))
-        self.count += len(first)
-        return rows
-
-
-def _emit(cluster: Cluster, rank: int) -> Trace:
-    program, plan, times, base = cluster.program, cluster.plan, cluster.times, cluster.base
-    template, names = cluster._template, base.names
-    host, length = times.host[:, rank, 1:], times.host_len[:, rank, 1:]
-    active = plan.active[:, rank, 1:]
-    iterations = host.shape[1]
-    tracks = [(str(1000 + rank), str(1000 + rank)), (str(1000 + rank), str(5000 + rank))]
-    track_names = [f"thread {1000 + rank} (python3)", f"thread {5000 + rank} (pt_autograd_0)"]
-    stream_track: dict[int, int] = {}
-
-    def track_of(stream: int) -> int:
-        if stream not in stream_track:
-            stream_track[stream] = len(tracks)
-            tracks.append(("0", str(stream)))
-            track_names.append(f"stream {stream}")
-        return stream_track[stream]
-
-    rows = _Rows()
-    # Host events, (E, I): instants are shares of the host time of the items that they start and end in.
-    start = host[template.item] + template.start[:, None] * length[template.item]
-    end = host[template.end_item] + template.end[:, None] * length[template.end_item]
-    name = np.broadcast_to(template.name[:, None], start.shape).copy()
-    name[template.step_row] = [names[f"ProfilerStep#{10 + i}"] for i in range(iterations)]
-    correlation = np.where(
-        template.op[:, None] >= 0, 1 + template.op[:, None] + template.num_ops * np.arange(iterations), 0
-    )
-    shown = active[template.item] | (template.item != template.end_item)[:, None]
-    meta = np.broadcast_to(template.metadata[:, None], start.shape)[shown]
-    meta_item = np.broadcast_to(template.item[:, None], start.shape)[shown][meta]
-    if base.stacks:
-        window = (np.array([host[0, 0] - 20_000.0]), np.array([host[-1, -1] + length[-1, -1] + 20_000.0]))
-        rows.add(*window, names["/workspace/train/train.py(88): main"], Category.PYTHON, 0, 0)
-    host_rows = rows.add(
-        start[shown],
-        end[shown],
-        name[shown],
-        np.broadcast_to(template.category[:, None], start.shape)[shown],
-        np.broadcast_to(template.thread[:, None], start.shape)[shown],
-        correlation[shown],
-        work=np.broadcast_to(template.work[:, None], start.shape)[shown],
-    )
-    link_event = [host_rows[meta]]
-    link_item = [meta_item]
-    for n, item in enumerate(program.items):
-        on = np.flatnonzero(active[n])
-        if not len(on):
-            continue
-        first = 1 + template.op_first[n] + template.num_ops * on
-        if item.comm is not None:
-            comm = item.comm
-            begin, until = times.begin[n, rank, 1:][on], times.end[n, rank, 1:][on]
-            stream = comm.stream
-            if comm.kind not in (*_DEEP_EP, *_PEER_TO_PEER):
-                rows.add(
-                    begin,
-                    until,
-                    names[annotation_name(comm.kind)],
-                    Category.DEVICE_ANNOTATION,
-                    track_of(stream),
-                    0,
-                    stream,
-                )
-            kind = CollectiveKind.SEND if comm.kind == CollectiveKind.SEND_RECV else comm.kind
-            text = kernel_name(base, kind)
-            link_event.append(
-                rows.add(
-                    begin,
-                    until,
-                    names[text],
-                    Category.KERNEL,
-                    track_of(stream),
-                    first,
-                    stream,
-                    -1 if base.amd else _COMM_BLOCKS,
-                )
-            )
-            link_item.append(np.full(len(on), n))
-        elif len(item.piece.op_ns):
-            piece = item.piece
-            began, ended = kernel_times(
-                piece, plan.factor[n, rank, 1:][on], host[n, on], length[n, on], times.free[n, rank, 1:][on]
-            )
-            work = np.where(
-                (piece.op_work > 0) & (piece.op_category == Category.KERNEL),
-                np.rint(piece.op_work * plan.work[n, rank, 1:][on][:, None]).astype(np.int64),
-                piece.op_work,
-            )
-            copies = piece.op_category == Category.COPY
-            bandwidth = np.where(copies, piece.op_work / np.maximum(ended - began, 1.0), np.nan)
-            rows.add(
-                began,
-                ended,
-                piece.op_name,
-                piece.op_category,
-                track_of(7),
-                first[:, None] + np.arange(len(piece.op_ns)),
-                7,
-                work,
-                bandwidth,
-                piece.op_occupancy,
-            )
-    return _trace(cluster, rank, rows, np.concatenate(link_event), np.concatenate(link_item), tracks, track_names)
-
-
-def _trace(
-    cluster: Cluster,
-    rank: int,
-    rows: _Rows,
-    link_event: Int64s,
-    link_item: Int64s,
-    tracks: list[tuple[str, str]],
-    track_names: list[str],
-) -> Trace:
-    program = cluster.program
-    joined = [np.concatenate(column) for column in zip(*rows.blocks, strict=True)]
-    order = np.lexsort((-joined[1], joined[0]))
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
-    columns = [column[order] for column in joined]
-    columns[0] = columns[0] + cluster.clock_ns(rank)
-    own = cluster._groups_of[rank]
-    own_index = {group: k for k, group in enumerate(own)}
-    event = place[link_event]
-    by_event = np.argsort(event, kind="stable")
-    event, link_item = event[by_event], link_item[by_event]
-    details = {n: _communication(program, program.items[int(n)], rank, own_index) for n in np.unique(link_item)}
-    listed = [details[n] for n in link_item.tolist()]
-    bfloat = cluster.base.names["BFloat16"]
-    table = CollectiveTable(
-        event=event.astype(np.int32),
-        kind=np.array([d[0] for d in listed], np.uint8),
-        group=np.array([d[1] for d in listed], np.int32),
-        sequence=np.full(len(event), -1, np.int64),
-        peer=np.array([d[2] for d in listed], np.int32),
-        in_elements=np.array([d[3] for d in listed], np.int64),
-        out_elements=np.array([d[4] for d in listed], np.int64),
-        dtype=np.where([d[3] >= 0 for d in listed], bfloat, -1).astype(np.int32),
-        uneven=np.array([d[5] for d in listed], bool),
-        transfers=columns[3][event] == Category.KERNEL,
-    )
-    return Trace(
-        path="",
-        rank=rank,
-        world_size=program.world_size,
-        host=cluster.host_names[int(program.hosts[rank])],
-        device_model=cluster.device_models[rank],
-        num_devices=int((program.hosts == 0).sum()),
-        epoch=True,
-        strings=cluster.base.names.table(),
-        tracks=tuple(tracks),
-        track_names=tuple(track_names),
-        groups=tuple(program.groups[g] for g in own),
-        ts_ns=columns[0],
-        dur_ns=columns[1],
-        name=columns[2],
-        category=columns[3],
-        track=columns[4],
-        correlation=columns[5],
-        stream=columns[6],
-        device=columns[7],
-        work=columns[8],
-        bandwidth_gbs=columns[9],
-        occupancy=columns[10],
-        collectives=table,
-    )
-
-
-def _communication(
-    program: Program, item: Item, rank: int, own: dict[int, int]
-) -> tuple[CollectiveKind, int, int, int, int, bool]:
-    """Kind, group, peer, elements in and out, uneven, as the trace of this rank tells it."""
-    comm = item.comm
-    assert comm is not None
-    if comm.kind in _DEEP_EP:
-        return comm.kind, -1, -1, -1, -1, False
-    group = int((comm.group if comm.shown is None else comm.shown)[rank])
-    kind = comm.kind
-    if kind == CollectiveKind.SEND_RECV:
-        kind = CollectiveKind.SEND if comm.sends[rank] else CollectiveKind.RECV
-    size = max(1, program.groups[group].size)
-    shard = comm.elements // size
-    in_elements = shard if kind == CollectiveKind.ALL_GATHER else comm.elements
-    out_elements = shard if kind == CollectiveKind.REDUCE_SCATTER else comm.elements
-    if kind == CollectiveKind.ALL_GATHER:
-        out_elements = shard * size
-    return kind, own[group], int(comm.peer[rank]), in_elements, out_elements, False
-
-
-def _counters(cluster: Cluster, rank: int) -> Samples:
-    program, times = cluster.program, cluster.times
-    step = min(10_000_000.0, 1e9 * cluster.iteration_s / 10.0)
-    begin, end = times.host[0, rank, 1], times.host[-1, rank, -1] + times.host_len[-1, rank, -1]
-    grid = np.arange(begin, end + step, step)
-    rng = np.random.default_rng([cluster.seed, 79, rank])
-    network, copied = np.zeros(len(grid)), np.zeros(len(grid))
-    edges = np.append(grid, grid[-1] + step)
-    for n, item in enumerate(program.items):
-        on = cluster.plan.active[n, rank]
-        if item.comm is not None and on.any():
-            group = program.groups[int(item.comm.group[rank])]
-            if len({int(program.hosts[r]) for r in group.ranks}) > 1:
-                until, transfer = times.end[n, rank][on], cluster.plan.transfer_ns[n, rank][on]
-                network += _share(edges, until - transfer, until) * item.comm.elements * 2.0
-        elif item.label == "copy":
-            until = times.end[n, rank][on]
-            spent = item.piece.op_ns.sum() * cluster.plan.factor[n, rank][on]
-            copied += _share(edges, until - spent, until) * float(item.piece.op_work.sum())
-    clock = cluster.throttle[rank] * (1.0 - np.abs(rng.normal(0.0, 0.004, len(grid))))
-    values = {
-        "sm_clock_ratio": clock,
-        "throttle": np.full(len(grid), float(cluster.throttle_flag[rank])),
-        "nic_gbps": network * 8.0 / step,
-        "pcie_gbps": copied * 8.0 / step,
-        "cpu_ratio": np.clip(rng.normal(0.97, 0.02, len(grid)), 0.0, 1.0),
-    }
-    return Samples(ts_ns=np.rint(grid).astype(np.int64) + cluster.clock_ns(rank), values=values)
-
-
-def _share(edges: Float64s, begin: Float64s, end: Float64s) -> Float64s:
-    """How many of the spans (of equal content) fall in each cell of the grid, parts counted."""
-    total = np.zeros(len(edges))
-    for a, b in zip(begin.tolist(), end.tolist(), strict=True):
-        total += np.clip((edges - a) / max(b - a, 1.0), 0.0, 1.0)
-    return np.diff(total)
 
 
 @lru_cache(maxsize=8)
@@ -526,14 +177,14 @@ def cluster(
     rng = np.random.default_rng([seed, 0])
     models = [source.device_model] * world_size
     num_hosts = int(program.hosts[-1]) + 1
-    compute = program.find("forward", "backward", "optimizer")
     if "models" in chosen.extras:
         older = program.hosts >= num_hosts // 2
-        program.stretch[np.ix_(compute, np.flatnonzero(older))] = 1.25
+        for n in program.find("forward", "backward", "optimizer"):
+            program.stretch[n, older] = 1.25
         models = [("NVIDIA A100-SXM4-80GB" if old else source.device_model) for old in older.tolist()]
     if "heavy_last_stage" in chosen.extras:
-        last = np.flatnonzero(program.stage == program.stage.max())
-        program.stretch[np.ix_(program.find("forward", "backward"), last)] = 1.24
+        for n in program.find("forward", "backward"):
+            program.stretch[n, program.stage == program.stage.max()] = 1.24
     plan = draw_plan(program, num_iterations + 1, np.random.default_rng([seed, 1]))
     throttle, flag = np.ones(world_size), np.zeros(world_size, bool)
     _extras(chosen, program, plan, flag, rng, seed)
