@@ -126,10 +126,12 @@ def kernel_name(base: Base, kind: CollectiveKind) -> str:
 
 
 def comm_piece(base: Base, kind: CollectiveKind, thread: int) -> Piece:
-    """Host side of a communication: its last-but-one event carries the metadata (record_param_comms)."""
+    """Host side of a communication; record_param_comms carries the metadata."""
     op, _, _ = _C10D[kind]
-    events = [(op, Category.CPU_OP, 0.0, 1.0), ("record_param_comms", Category.CPU_OP, 0.1, 0.95)]
-    if not op.startswith("deep_ep"):
+    events = [(op, Category.CPU_OP, 0.0, 1.0)]
+    # DeepEP tells nothing of groups and sizes: its kernels are known by name alone, as in DeepSeek's public trace.
+    if kind not in (CollectiveKind.DISPATCH, CollectiveKind.COMBINE):
+        events.append(("record_param_comms", Category.CPU_OP, 0.1, 0.95))
         events.append((annotation_name(kind), Category.ANNOTATION, 0.15, 0.9))
     events.append((_runtime(base, "ExtLaunchKernel" if base.amd else "LaunchKernelExC"), Category.RUNTIME, 0.45, 0.6))
     piece = piece_of(base.names, 60_000.0, events, thread=thread)
