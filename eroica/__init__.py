@@ -1,7 +1,7 @@
 """eroica: which rank, which function and which cause make a distributed PyTorch job slow.
 
     import eroica
-    traces = [eroica.read_trace(path) for path in eroica.find_traces("traces/")]
+    traces = [eroica.read_trace(file.path) for file in eroica.find_traces(["traces/"]).files]
     stacked = eroica.stack([eroica.summarize(trace) for trace in traces])
     diagnosis = eroica.diagnose(stacked)
 

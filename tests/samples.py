@@ -1,14 +1,15 @@
-"""Diagnoses with their details as tests of reports need them: realistic numbers, any number of ranks, no randomness but a seed.
+"""Diagnoses with their details as tests of reports need them: realistic numbers, any number of ranks, seeded.
 
 Made by hand, not by `diagnose`: they show what a report must cope with, not what the rules would say.
 """
+
+# ruff: noqa: E501 - sentences stand here as people will read them
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import numpy as np
-
 
 from eroica.findings import (
     Consequence,
@@ -105,7 +106,13 @@ def _diagnosis(detail: Detail, observed_s: float, baseline_s: float | None = 0.1
         findings=(),
         consequences=(),
         evidence={},
-        environment={"torch": "2.13.0", "cuda": "12.8", "nccl": "2.27.3", "device": "NVIDIA H200", "omp_num_threads": 8},
+        environment={
+            "torch": "2.13.0",
+            "cuda": "12.8",
+            "nccl": "2.27.3",
+            "device": "NVIDIA H200",
+            "omp_num_threads": 8,
+        },
         producer={"name": "eroica", "version": "0.1.0"},
     )
 
@@ -256,7 +263,9 @@ def rotating_gc(num_ranks: int = 8) -> Sample:
         advice="Call gc.freeze() after set-up and collect at the same step on every rank (gc.disable(), gc.collect() every N steps).",
     )  # fmt: skip
     evidence = {
-        "E1": Evidence("in 40 of 40 steps one rank, another each time, is 90 ms above its own median", "ledger", {"steps": 40}),
+        "E1": Evidence(
+            "in 40 of 40 steps one rank, another each time, is 90 ms above its own median", "ledger", {"steps": 40}
+        ),
         "E2": Evidence("38 of 40 excesses lie inside of gc.collect generation 2", "trace", {"inside": 38, "of": 40}),
     }
     summary = "garbage collection hits another rank in every step and costs 79 ms of 215 ms per iteration; no rank is to blame"
@@ -265,7 +274,9 @@ def rotating_gc(num_ranks: int = 8) -> Sample:
             _diagnosis(detail, 0.2147, None),
             verdict=Verdict("rotating", "host_gc", "", (), "supported", summary),
             findings=(finding,),
-            consequences=(Consequence(f"0-{num_ranks - 1}", "nccl:all_reduce", "wait in turn for the rank that collects"),),
+            consequences=(
+                Consequence(f"0-{num_ranks - 1}", "nccl:all_reduce", "wait in turn for the rank that collects"),
+            ),
             evidence=evidence,
         ),
         detail,
@@ -362,5 +373,3 @@ def hostile(text: str) -> Sample:
             groups=(text,) * 2,
         ),
     )
-
-

@@ -74,7 +74,15 @@ def test_show_takes_the_folder_that_diagnose_wrote(tmp_path: Path, capsys: Captu
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"[]", b'{"schema": "eroica.diagnosis/9"}', b"\xff\xfe", b"[" * 100_000, b'{"schema": "eroica.diagnosis/1"}'],
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"schema": "eroica.diagnosis/9"}',
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"schema": "eroica.diagnosis/1"}',
+    ],
     ids=["empty", "cut", "list", "newer", "binary", "deep", "bare"],
 )
 def test_show_of_something_else_fails_with_one_sentence(content: bytes, tmp_path: Path, capsys: Capture) -> None:
