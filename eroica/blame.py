@@ -1,0 +1,317 @@
+"""Roots, not victims: which ranks did more own work than their peers, in which functions, always or in turn.
+
+A rank is a root only if its own time exceeds its role's by the effect floor in named functions; waiting never makes a root,
+and a late rank without own excess is a victim of something else. An excess that moves over ranks has no culprit rank.
+Roles are compared with each other as roles. Used by `diagnosis`, which words and prices what is found here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from eroica.causes import Cause, cause_of
+from eroica.collectives import Float64s
+from eroica.critical_path import OWN_WORK, Activity
+from eroica.localization import EFFECT_FLOOR, Localization, Roles, family_quantile
+from eroica.names import Phase
+from eroica.pattern import Stacked
+
+Indices = npt.NDArray[np.intp]
+
+STEADY_SHARE = 0.6
+"""A stable excess shows in at least this share of the steps."""
+SPREAD_FLOOR = 0.002
+"""Devices of one model differ by a few tenths of a percent; a smaller spread of own times is luck of few ranks."""
+HOST_SPREAD_FLOOR = 0.012
+"""The same on CPU jobs, where the operating system moves threads about."""
+FEW_ROTATING = 3
+"""Cells that make a rotating excess; one or two are hiccups."""
+PART_FLOOR = 0.25
+"""A second cause of the same rank must hold this share of the rank's excess, or it is a shadow of the first."""
+HEAVY_ROLE = 0.10
+"""A role must do this much more own work than the median of the others, relative to the iteration, to be a finding."""
+
+_REFILL = frozenset({Activity.OPERATOR, Activity.LAUNCH, Activity.PYTHON})
+"""Host time that surfaces while a drained launch queue fills again: a shadow of what drained it."""
+_DRAINS = frozenset({Activity.INPUT, Activity.SYNC, Activity.ALLOCATOR, Activity.CHECKPOINT, Activity.GC, Activity.COMPILE, Activity.PYTHON})
+
+
+@dataclass(frozen=True, slots=True)
+class Excess:
+    """More own time than peers have, in one activity."""
+
+    ranks: Indices
+    """Row indices; empty where no rank is to blame."""
+    scope: str
+    steps: str
+    activity: Activity | None
+    """None: idle time that nothing explains."""
+    function: int | None
+    """Index into stacked.functions of the largest part."""
+    seconds: float
+    """Per iteration, median over the ranks."""
+    coverage: float
+    """Share of the ranks' own excess that this activity holds."""
+    share_of_steps: float
+    cause: Cause
+
+
+def reference(own_s: Float64s, floor_s: float) -> tuple[float, Float64s]:
+    """Own time of a role's healthy ranks, and each rank's excess over it. Seconds.
+
+    The median, unless the role falls into two populations and the slower is no clear majority: then the faster one's median,
+    since a median between two populations is nobody's (design section 4: the slower of two).
+    """
+    middle = float(np.nanmedian(own_s))
+    if len(own_s) >= 2:
+        ordered = np.sort(own_s[np.isfinite(own_s)])
+        jumps = np.diff(ordered)
+        if len(jumps):
+            cut = int(jumps.argmax())
+            low, high = ordered[: cut + 1], ordered[cut + 1 :]
+            within = max(float(low[-1] - low[0]), float(high[-1] - high[0]), floor_s)
+            if jumps[cut] > 3 * within / max(1.0, len(ordered) ** 0.5) and jumps[cut] > floor_s and len(low) >= 0.4 * len(ordered):
+                middle = float(np.median(low))
+    return middle, own_s - middle
+
+
+def _spread(excess: Float64s) -> float:
+    return float(1.4826 * np.nanmedian(np.abs(excess - np.nanmedian(excess))))
+
+
+def stable_roots(stacked: Stacked, roles: Roles, iteration_s: float) -> list[tuple[int, float, float]]:
+    """(row, excess of own seconds per iteration, share of steps that show it) of each rank that always does more."""
+    roots = []
+    floor_s = EFFECT_FLOOR * iteration_s
+    k = family_quantile(len(stacked))
+    host_only = not any(s.coverage.has_device for s in stacked.summaries)
+    for role in range(len(roles.names)):
+        members = roles.members(role)
+        if len(members) < 2:
+            continue
+        own = stacked.own_s[members]
+        stable = np.nanmedian(own, axis=1)
+        middle, excess = reference(stable, floor_s)
+        calm = excess[excess <= floor_s] if (excess <= floor_s).sum() >= 2 else excess
+        scale = max(_spread(calm) if len(calm) >= 3 else 0.0, (HOST_SPREAD_FLOOR if host_only else SPREAD_FLOOR) * iteration_s)
+        peers = excess <= floor_s
+        by_step = np.nanmedian(own[peers], axis=0) if peers.any() else np.nanmedian(own, axis=0)
+        over = own - by_step
+        for m, row in enumerate(members):
+            if excess[m] <= max(floor_s, k * scale):
+                continue
+            seen = over[m][np.isfinite(over[m])]
+            noise = float(1.2533 * 1.4826 * np.median(np.abs(seen - np.median(seen))) / len(seen) ** 0.5) if len(seen) > 2 else 0.0
+            share = float((seen > 0.5 * excess[m]).mean()) if len(seen) else 0.0
+            if share >= STEADY_SHARE and excess[m] > 3 * noise:
+                roots.append((int(row), float(excess[m]), share))
+    return roots
+
+
+def _peers(roles: Roles, row: int, roots: Indices) -> Indices:
+    members = roles.members(int(roles.of[row]))
+    peers = np.setdiff1d(members, roots)
+    return peers if len(peers) else np.setdiff1d(members, [row])
+
+
+def _top_function(stacked: Stacked, activity: Activity, ranks: Indices, peers: Indices) -> int | None:
+    """The function of this activity with the largest excess over the peers' median."""
+    columns = [k for k, f in enumerate(stacked.functions) if f.activity == activity]
+    if not columns:
+        return None
+    mine = np.median(stacked.beta[np.ix_(ranks, columns)] * stacked.iteration_s[ranks, None], axis=0)
+    theirs = np.median(stacked.beta[np.ix_(peers, columns)] * stacked.iteration_s[peers, None], axis=0) if len(peers) else 0.0
+    return columns[int(np.argmax(mine - theirs))]
+
+
+def stable_excesses(stacked: Stacked, roles: Roles, where: Localization, iteration_s: float) -> list[Excess]:
+    """Stable own excess by rank and activity, ranks with the same cause gathered."""
+    roots = stable_roots(stacked, roles, iteration_s)
+    rows = np.array([row for row, _, _ in roots], np.intp)
+    parts: list[Excess] = []
+    for row, excess_s, share in roots:
+        peers = _peers(roles, row, rows)
+        here = np.array([row], np.intp)
+        seconds = stacked.activity_beta[row] * stacked.iteration_s[row]
+        normal = np.median(stacked.activity_beta[peers] * stacked.iteration_s[peers, None], axis=0)
+        rise = {a: float(seconds[a] - normal[a]) for a in Activity if a in OWN_WORK}
+        ordered = sorted((a for a in rise if rise[a] > 0), key=lambda a: -rise[a])
+        if not ordered:
+            continue
+        drains = [a for a in ordered if a in _DRAINS and rise[a] >= PART_FLOOR * excess_s]
+        if drains and drains[0] not in _REFILL | {Activity.COMPUTE}:
+            for shadow in _REFILL:
+                if shadow in rise and rise[shadow] < rise[drains[0]]:
+                    rise[drains[0]] += max(rise.pop(shadow), 0.0)
+            ordered = sorted((a for a in rise if rise[a] > 0), key=lambda a: -rise[a])
+        for activity in ordered:
+            if rise[activity] < max(EFFECT_FLOOR * iteration_s, PART_FLOOR * excess_s):
+                continue
+            function = _top_function(stacked, activity, here, peers)
+            phase = stacked.functions[function].phase if function is not None else Phase.NONE
+            cause = cause_of(stacked, activity, here, peers, rise[activity], phase)
+            parts.append(Excess(here, "rank", "stable", activity, function, rise[activity], min(rise[activity] / excess_s, 1.0), share, cause))
+    return _gather(stacked, roles, rows, parts)
+
+
+def _gather(stacked: Stacked, roles: Roles, roots: Indices, parts: list[Excess]) -> list[Excess]:
+    """Excesses with the same cause, and the same function where it has a place in the source, become one finding."""
+    groups: dict[tuple[str, object], list[Excess]] = {}
+    for part in parts:
+        name = stacked.functions[part.function] if part.function is not None else None
+        place: object = (name.user_location or name.name) if name is not None and part.activity in (Activity.PYTHON, Activity.INPUT, Activity.CHECKPOINT) else None
+        groups.setdefault((part.cause.cause, place), []).append(part)
+    gathered = []
+    for (_, _), some in groups.items():
+        if len(some) == 1:
+            gathered.append(some[0])
+            continue
+        ranks = np.array(sorted(int(p.ranks[0]) for p in some), np.intp)
+        peers = np.setdiff1d(np.concatenate([_peers(roles, int(r), roots) for r in ranks]), ranks)
+        head = max(some, key=lambda p: p.seconds)
+        assert head.activity is not None
+        function = _top_function(stacked, head.activity, ranks, peers)
+        seconds = float(np.median([p.seconds for p in some]))
+        phase = stacked.functions[function].phase if function is not None else Phase.NONE
+        cause = cause_of(stacked, head.activity, ranks, peers, seconds, phase)
+        gathered.append(
+            Excess(ranks, "rank", "stable", head.activity, function, seconds, float(np.median([p.coverage for p in some])), min(p.share_of_steps for p in some), cause)
+        )
+    return gathered
+
+
+def rotating_excess(stacked: Stacked, roles: Roles, iteration_s: float, roots: Indices) -> Excess | None:
+    """Excess of single steps that moves over ranks, or comes back on one rank every few steps; None if there is none."""
+    num_ranks, num_steps = stacked.own_s.shape
+    if num_steps < 4 or num_ranks < 2:
+        return None
+    over = np.full((num_ranks, num_steps), np.nan)
+    for role in range(len(roles.names)):
+        members = roles.members(role)
+        if len(members) < 2:
+            continue
+        own = stacked.own_s[members]
+        level = own - np.nanmedian(own, axis=0)
+        over[members] = level - np.nanmedian(level, axis=1, keepdims=True)
+    seen = over[np.isfinite(over)]
+    if not len(seen):
+        return None
+    noise = 1.4826 * float(np.median(np.abs(seen)))
+    host_only = not any(s.coverage.has_device for s in stacked.summaries)
+    limit = max(3 * EFFECT_FLOOR * iteration_s, family_quantile(len(seen)) * max(noise, (HOST_SPREAD_FLOOR if host_only else SPREAD_FLOOR) * iteration_s))
+    cells = np.argwhere(np.nan_to_num(over) > limit)
+    if len(cells) < FEW_ROTATING:
+        return None
+    per_step = np.nanmax(np.where(np.isfinite(over), over, 0.0), axis=0)
+    hit = np.unique(cells[:, 1])
+    mean_s = float(per_step[hit].sum()) / num_steps
+    if len(hit) < FEW_ROTATING or mean_s < 2 * EFFECT_FLOOR * iteration_s:
+        return None
+    ranks, counts = np.unique(cells[:, 0], return_counts=True)
+    functions = [int(stacked.top_function[w, i]) for w, i in cells]
+    held = np.zeros(len(stacked.functions))
+    for (w, i), function in zip(cells, functions, strict=True):
+        if function >= 0:
+            held[function] += min(float(stacked.top_excess_s[w, i]), float(over[w, i]))
+    total = float(sum(over[w, i] for w, i in cells))
+    named = int(held.argmax()) if held.any() else None
+    coverage = min(float(held.max()) / total, 1.0) if named is not None else 0.0
+    activity = stacked.functions[named].activity if named is not None else None
+    one_rank = len(ranks) == 1 or counts.max() >= 0.8 * len(cells)
+    if one_rank and int(ranks[counts.argmax()]) in set(roots.tolist()):
+        return None
+    if activity is None or named is None:
+        cause = Cause("unknown", False, "no named function holds the excess of these steps", ())
+    else:
+        hit_ranks = np.unique(cells[:, 0]).astype(np.intp)
+        cause = _rotating_cause(stacked, activity, hit_ranks, cells, over)
+    if one_rank:
+        culprit = np.array([ranks[counts.argmax()]], np.intp)
+        spacing = np.diff(np.sort(stacked.steps[cells[cells[:, 0] == culprit[0], 1]]))
+        steps = f"every {int(np.median(spacing))}" if len(spacing) and np.median(spacing) > 1 else "rotating"
+        return Excess(culprit, "rank", steps, activity, named, mean_s, coverage, len(hit) / num_steps, cause)
+    return Excess(np.empty(0, np.intp), "rotating", "rotating", activity, named, mean_s, coverage, len(hit) / num_steps, cause)
+
+
+def _rotating_cause(stacked: Stacked, activity: Activity, ranks: Indices, cells: npt.NDArray[np.intp], over: Float64s) -> Cause:
+    everyone = np.arange(len(stacked), dtype=np.intp)
+    cause = cause_of(stacked, activity, ranks, everyone, float("inf"), Phase.NONE)
+    if cause.cause in ("gpu_compute", "unknown"):
+        return Cause("sync_amplification", False, "delays of changing ranks, in the same kernels, add up at each synchronisation", cause.ruled_out)
+    return cause
+
+
+def idle_excesses(stacked: Stacked, roles: Roles, iteration_s: float, roots: Indices) -> list[Excess]:
+    """Ranks that idle, uncovered by any event, while their peers wait for them: late, and this trace does not say why."""
+    found = []
+    idle = np.nanmedian(stacked.length_s - stacked.own_s - stacked.exposed_s - stacked.waiting_s, axis=1)
+    waits = np.nanmedian(stacked.exposed_s + stacked.waiting_s, axis=1)
+    for role in range(len(roles.names)):
+        members = roles.members(role)
+        if len(members) < 3:
+            continue
+        rise, lack = idle[members] - np.median(idle[members]), np.median(waits[members]) - waits[members]
+        spread = max(_spread(rise), EFFECT_FLOOR * iteration_s)
+        for m, row in enumerate(members):
+            if int(row) in set(roots.tolist()) or rise[m] < max(5 * EFFECT_FLOOR * iteration_s, 5 * spread) or lack[m] < 0.5 * rise[m]:
+                continue
+            cause = Cause("unknown", False, "no event covers this time on the rank that the others wait for", ())
+            found.append(Excess(np.array([row], np.intp), "rank", "stable", None, None, float(rise[m]), 0.0, 1.0, cause))
+    return found
+
+
+def heavy_roles(stacked: Stacked, roles: Roles, iteration_s: float, skip: Indices) -> list[Excess]:
+    """Roles that do clearly more own work than the other roles: structure, no rank's fault."""
+    if len(roles.names) < 3:
+        return []
+    stable = np.nanmedian(stacked.own_s, axis=1)
+    level = np.array([np.median(np.delete(stable, skip)[np.delete(roles.of, skip) == r]) if (np.delete(roles.of, skip) == r).any() else np.nan for r in range(len(roles.names))])
+    found = []
+    for role in np.flatnonzero(np.isfinite(level)):
+        others = np.delete(level, role)
+        excess = float(level[role] - np.nanmedian(others))
+        if excess <= HEAVY_ROLE * iteration_s or level[role] < np.nanmax(level):
+            continue
+        ranks = np.setdiff1d(roles.members(int(role)), skip)
+        peers = np.setdiff1d(np.arange(len(stacked), dtype=np.intp), roles.members(int(role)))
+        rise = (np.median(stacked.activity_beta[ranks] * stacked.iteration_s[ranks, None], axis=0) - np.median(stacked.activity_beta[peers] * stacked.iteration_s[peers, None], axis=0))
+        activity = max(OWN_WORK, key=lambda a: (float(rise[a]), -a))
+        function = _top_function(stacked, activity, ranks, peers)
+        cause = Cause("load_imbalance", False, "this role does more own work than the other roles, on each of its ranks", ("gpu_compute: all ranks of the role are alike",))
+        found.append(Excess(ranks, "group", "stable", activity, function, excess, min(max(float(rise[activity]) / excess, 0.0), 1.0), 1.0, cause))
+    return found
+
+
+def common_excess(stacked: Stacked, baseline: Stacked, iteration_s: float) -> list[Excess]:
+    """What all ranks do more of than in the healthy window, by activity."""
+    before_s = float(np.median(baseline.iteration_s))
+    everyone = np.arange(len(stacked), dtype=np.intp)
+    now = np.median(stacked.activity_beta * stacked.iteration_s[:, None], axis=0)
+    then = np.median(baseline.activity_beta * baseline.iteration_s[:, None], axis=0)
+    gap = iteration_s - before_s
+    found = []
+    for activity in sorted(OWN_WORK, key=lambda a: float(then[a] - now[a])):
+        rise = float(now[activity] - then[activity])
+        if rise < max(EFFECT_FLOOR * iteration_s, PART_FLOOR * gap) or gap < EFFECT_FLOOR * 2 * before_s:
+            continue
+        columns = [k for k, f in enumerate(stacked.functions) if f.activity == activity]
+        heaviest = max(columns, key=lambda k: float(np.median(stacked.beta[:, k])), default=None)
+        cause = _common_cause(stacked, baseline, activity)
+        found.append(Excess(everyone, "all", "stable", activity, heaviest, rise, min(rise / gap, 1.0), 1.0, cause))
+    return found
+
+
+def _common_cause(stacked: Stacked, baseline: Stacked, activity: Activity) -> Cause:
+    if activity not in (Activity.COMPUTE, Activity.OPERATOR, Activity.LAUNCH, Activity.MEMORY):
+        return cause_of(stacked, activity, np.arange(len(stacked), dtype=np.intp), np.arange(len(stacked), dtype=np.intp), 1.0, Phase.NONE)
+    known = {f: k for k, f in enumerate(baseline.functions)}
+    shared = [(k, known[f]) for k, f in enumerate(stacked.functions) if f.activity == activity and f in known]
+    clocks = [(float(np.nanmedian(stacked.mu[:, k])), float(np.nanmedian(baseline.mu[:, b]))) for k, b in shared if (stacked.mu_source[:, k] == 3).all() and (baseline.mu_source[:, b] == 3).all()]
+    if activity == Activity.COMPUTE and clocks and np.median([now / max(then, 1e-9) for now, then in clocks]) < 0.985:
+        return Cause("gpu_throttle", True, "all clocks are lower than in the healthy window", ())
+    if shared:
+        return Cause("unknown", False, "all ranks take longer for the same functions than in the healthy window; no rank differs from the others", ("a single rank: all are alike",))
+    return Cause("version_change", False, "the functions differ from those of the healthy window", ("a single rank: all are alike",))
