@@ -1,12 +1,13 @@
 """Pictures of a diagnosis' numbers as SVG that needs no script: heat maps, scatter, stacked bars, skyline.
 
-Arrays in, `Markup` out. Colours are CSS classes of `prompts/report.css.j2`, so that light, dark and print are decided there;
-heat maps are indexed PNGs of one pixel per cell (one palette for light, one for dark), which keeps a map of thousands of
-cells at a few kilobytes and lets a browser without JavaScript show it. What hovering shows is returned beside the picture.
+Arrays in, `Markup` out. Colours are CSS classes of `prompts/report.css.j2`, so that light, dark and print are decided
+there; heat maps are indexed PNGs of one pixel per cell (one palette for light, one for dark), which keeps a map of
+thousands of cells at a few kilobytes and lets a browser without JavaScript show it. What hovering shows is returned
+beside the picture.
 
-Every picture is bounded: beyond `most` rows, ranks are folded by host (or into runs of hosts), never those that a finding
-names, and a folded cell shows its member farthest from the role's median, so that folding hides no outlier. What was not
-measured is drawn as a gap, never as 0. Nothing is judged here; what is outlined is what the findings name.
+Every picture is bounded: beyond `most` rows, ranks are folded by host (or into runs of hosts), never those that a
+finding names, and a folded cell shows its member farthest from the role's median, so that folding hides no outlier.
+What was not measured is drawn as a gap, never as 0. Nothing is judged here; what is outlined is what findings name.
 """
 
 from __future__ import annotations
@@ -33,7 +34,13 @@ Ramp = tuple[tuple[int, int, int], ...]
 _SHARE_LIGHT: Ramp = ((238, 242, 248), (146, 188, 224), (44, 111, 178), (8, 40, 92))
 _SHARE_DARK: Ramp = ((30, 37, 51), (41, 86, 138), (86, 156, 220), (219, 238, 255))
 _DIFF_LIGHT: Ramp = ((22, 82, 150), (120, 170, 216), (243, 244, 247), (244, 156, 92), (190, 62, 4))
-_DIFF_DARK: Ramp = ((150, 205, 255), (58, 110, 165), (30, 37, 51), (176, 86, 30), (255, 176, 110))
+_DIFF_DARK: Ramp = ((150, 205, 255), (64, 128, 196), (30, 37, 51), (205, 104, 40), (255, 176, 110))
+
+
+_HATCH = Markup(
+    '<defs><pattern id="hatch" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+    '<rect class="hatch0" width="6" height="6"/><rect class="hatch1" width="2" height="6"/></pattern></defs>'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +62,7 @@ class Picture:
 
 
 def pick_rows(detail: Detail, marked: npt.NDArray[np.bool_], most: int) -> list[Row]:
-    """At most about `most` rows: up to 40 ranks in order; else those marked first, and the others folded where they must be."""
+    """At most about `most` rows: up to 40 ranks in order; else marked ones first, the others folded if need be."""
     num = len(detail.ranks)
     order = np.argsort(detail.ranks, kind="stable")
     if num <= 40:
@@ -86,10 +93,20 @@ def pick_functions(detail: Detail, named: Sequence[int], most: int) -> npt.NDArr
     return np.sort(np.array(list(dict.fromkeys(order))[:most], dtype=np.intp))
 
 
-def function_map(detail: Detail, rows: list[Row], columns: npt.NDArray[np.intp], cells: set[tuple[int, int]], *, difference: bool) -> Picture:
-    """Ranks by functions: beta, or beta less the median of the rank's role. `cells`: (rank position, column of Detail) to outline."""
+def function_map(
+    detail: Detail,
+    rows: list[Row],
+    columns: npt.NDArray[np.intp],
+    cells: set[tuple[int, int]],
+    *,
+    difference: bool,
+) -> Picture:
+    """Ranks by functions: beta, or beta less the median of the rank's role.
+
+    `cells` are outlined: (position of the rank, column of the Detail).
+    """
     values = detail.beta[:, columns].astype(np.float64)
-    # A function below the cut-off of most ranks has a median near 0; leaving them out would make the odd rank its own peer.
+    # Below the cut-off is near 0; leaving those ranks out would make the one above it its own peer.
     usual = role_median(np.nan_to_num(values), detail.roles)
     shown, sources = _fold(rows, values, usual)
     reference = usual[sources, np.arange(len(columns))]
@@ -97,20 +114,23 @@ def function_map(detail: Detail, rows: list[Row], columns: npt.NDArray[np.intp],
         (r, c)
         for r, row in enumerate(rows)
         for c, column in enumerate(columns.tolist())
-        if any((int(i), column) in cells for i in row.members[:64])
+        if row.marked and any((int(i), column) in cells for i in row.members)
     }
     labels = [clean(detail.functions[i].name, 60) for i in columns]
     delta = shown - reference
     if difference:
-        limit = max(0.02, float(np.nanmax(np.abs(delta), initial=0.0)))
-        level = np.sign(delta) * np.sqrt(np.abs(delta) / limit) / 2 + 0.5
-        ramps, ends = (_DIFF_LIGHT, _DIFF_DARK), (f"{percent(limit)} less than peers", "alike", f"{percent(limit)} more")
+        limit = max(0.05, float(np.nanmax(np.abs(delta), initial=0.0)))
+        level = np.sign(delta) * (np.abs(delta) / limit) ** 0.7 / 2 + 0.5
+        ramps = (_DIFF_LIGHT, _DIFF_DARK)
+        ends = (f"{percent(limit)} less than peers", f"{percent(limit)} more")
     else:
         limit = max(0.02, float(np.nanmax(shown, initial=0.0)))
         level = np.sqrt(np.clip(shown, 0, None) / limit)
-        ramps, ends = (_SHARE_LIGHT, _SHARE_DARK), ("0 %", "", f"{percent(limit)} of its time")
-    inside = [["" if math.isnan(v) else f"{v * 100:+.1f}" if difference else f"{v * 100:.1f}" for v in line] for line in (delta if difference else shown)]
-    title = f"Heat map, {len(rows)} rows of ranks by {len(columns)} functions: " + ("difference to peers" if difference else "share of time")
+        ramps = (_SHARE_LIGHT, _SHARE_DARK)
+        ends = ("0 %", f"{percent(limit)} of its time")
+    inside = [[_cell(value, difference) for value in line] for line in (delta if difference else shown).tolist()]
+    what = "difference to peers" if difference else "share of time"
+    title = f"Heat map, {len(rows)} rows of ranks by {len(columns)} functions: {what}"
     svg, data = _heat(title, rows, labels, level, ramps, inside, outlined, ends, slanted=True)
     mu = detail.mu[:, columns][sources, np.arange(len(columns))]
     places = [clean(detail.functions[i].location or "", 80) for i in columns]
@@ -140,20 +160,20 @@ def step_map(detail: Detail, rows: list[Row], most: int = 160) -> Picture:
     svg, data = _heat(
         f"Heat map, {len(rows)} rows of ranks by {len(labels)} steps: own time",
         rows, labels, (shown - low) / (high - low), (_SHARE_LIGHT, _SHARE_DARK), None, set(),
-        (seconds(low), "", f"{seconds(high)} own time"), slanted=False,
+        (seconds(low), f"{seconds(high)} own time"), slanted=False,
     )  # fmt: skip
     data |= {"kind": "step", "values": _milli(shown * 1e3), "peers": _milli(reference * 1e3)}
     return Picture(svg, data)
 
 
 def scatter(detail: Detail, column: int, marked: npt.NDArray[np.bool_]) -> Picture:
-    """beta against mu of one function, a dot per rank; where no rank measured mu, beta in the order of ranks, and says so."""
+    """One function, a dot per rank: beta against mu; where no rank measured mu, beta over the ranks, and it says so."""
     beta = detail.beta[:, column].astype(np.float64)
     mu = detail.mu[:, column].astype(np.float64)
     both = ~np.isnan(beta) & ~np.isnan(mu)
     with_mu = bool(both.any())
     used = both if with_mu else ~np.isnan(beta)
-    width, height, x0, y0, x1, y1 = 540, 330, 58, 18, 520, 276
+    width, height, x0, y0, x1, y1 = 540, 330, 70, 18, 520, 276
     parts = []
     if with_mu:
         x_high, y_high = _nice(float(beta[used].max())), 1.0
@@ -182,32 +202,36 @@ def scatter(detail: Detail, column: int, marked: npt.NDArray[np.bool_]) -> Pictu
         parts.append(_text("tick", x1, y - 5, "median of the others", "end"))
     peers = used & ~marked
     # One dot per occupied place of a 120 x 60 grid: 100,000 ranks draw as fast as 100.
-    cell = np.stack([np.round(xs[peers] * 120), np.round(ys[peers] * 60)], axis=1)
-    places, first, counts = np.unique(cell, axis=0, return_index=True, return_counts=True) if peers.any() else (cell, [], [])
+    cell = np.round(xs[peers] * 120) * 1000 + np.round(ys[peers] * 60)
+    _, first, counts = np.unique(cell, return_index=True, return_counts=True)
     index = np.flatnonzero(peers)
     for i, count in zip(first, counts, strict=True):
         k = index[int(i)]
         radius = 4 + min(5.0, math.log10(int(count)) * 2)
         name = f"rank {int(detail.ranks[k])}" if count == 1 else f"{int(count)} ranks"
         parts.append(
-            Markup('<circle class="dot" cx="{:.1f}" cy="{:.1f}" r="{:.1f}"><title>{}: beta {}, mu {}</title></circle>').format(
-                x0 + float(xs[k]) * (x1 - x0), y1 - float(ys[k]) * (y1 - y0), radius, name, percent(float(beta[k])), percent(float(mu[k]))
+            Markup('<circle class="dot" cx="{:.1f}" cy="{:.1f}" r="{:.1f}"><title>{}</title></circle>').format(
+                x0 + float(xs[k]) * (x1 - x0),
+                y1 - float(ys[k]) * (y1 - y0),
+                radius,
+                f"{name}: {_numbers(beta[k], mu[k])}",
             )
-        )  # fmt: skip
+        )
     odd = np.flatnonzero(used & marked)
     for n, k in enumerate(odd[:200]):
         x, y = x0 + float(xs[k]) * (x1 - x0), y1 - float(ys[k]) * (y1 - y0)
         name = f"rank {int(detail.ranks[k])}"
         parts.append(
-            Markup('<path class="odd" d="M{:.1f} {:.1f}l8 8l-8 8l-8 -8z"><title>{}: beta {}, mu {}</title></path>').format(
-                x, y - 8, name, percent(float(beta[k])), percent(float(mu[k]))
+            Markup('<path class="odd" d="M{:.1f} {:.1f}l8 8l-8 8l-8 -8z"><title>{}</title></path>').format(
+                x, y - 8, f"{name}: {_numbers(beta[k], mu[k])}"
             )
         )
         if n < 3:
             left = x > x1 - 90
             parts.append(_text("oddname", x - 13 if left else x + 13, y + 4, name, "end" if left else "start"))
     parts.append(_text("axis", (x0 + x1) / 2, y1 + 38, x_name, "middle"))
-    parts.append(Markup('<text class="axis" transform="translate(14 {:.0f}) rotate(-90)" text-anchor="middle">{}</text>').format((y0 + y1) / 2, y_name))
+    upright = Markup('<text class="axis" transform="translate(14 {:.0f}) rotate(-90)" text-anchor="middle">{}</text>')
+    parts.append(upright.format((y0 + y1) / 2, y_name))
     missing = int((~used).sum())
     if missing:
         what = "beta or mu not measured" if with_mu else "below the cut-off"
@@ -217,7 +241,7 @@ def scatter(detail: Detail, column: int, marked: npt.NDArray[np.bool_]) -> Pictu
 
 
 def time_bars(rows: list[RankRow], usual_own_s: Sequence[float]) -> Picture:
-    """Where each row's iteration goes, stacked; own time above the role's median is set apart in rows that findings name."""
+    """Where each row's iteration goes; in rows that findings name, own time above the role's median is set apart."""
     width, x0, x1, step = 1080, 210, 1000, 26
     longest = max((_total(row) for row in rows), default=0.0) or 1.0
     parts = []
@@ -225,11 +249,12 @@ def time_bars(rows: list[RankRow], usual_own_s: Sequence[float]) -> Picture:
         y = 6 + n * step
         label = ("ranks " if row.num_ranks > 1 else "rank ") + row.label
         host = f" · {row.hosts}" if row.hosts and row.num_ranks == 1 else ""
-        parts.append(_text("rowname marked" if row.marked else "rowname", x0 - 10, y + 14, fold(label, 26) + clean(host, 20), "end"))
+        name = fold(label, 26) + clean(host, 20)
+        parts.append(_text("rowname marked" if row.marked else "rowname", x0 - 10, y + 14, name, "end"))
         usual = usual_own_s[n]
-        excess = max(0.0, row.own_s - usual) if row.marked and math.isfinite(usual) and math.isfinite(row.own_s) else 0.0
+        excess = max(0.0, row.own_s - usual) if row.marked and math.isfinite(usual - row.own_s) else 0.0
         x = float(x0)
-        for css, name, value in (
+        for css, part, value in (
             ("own", "own", row.own_s - excess),
             ("excess", "own, above the median of its role", excess),
             ("transfer", "transfer", row.transfer_s),
@@ -238,11 +263,7 @@ def time_bars(rows: list[RankRow], usual_own_s: Sequence[float]) -> Picture:
         ):
             if math.isfinite(value) and value > 0:
                 size = value / longest * (x1 - x0)
-                parts.append(
-                    Markup('<rect class="{}" x="{:.1f}" y="{}" width="{:.1f}" height="18"><title>{}: {} {}</title></rect>').format(
-                        css, x, y, max(0.5, size), label, name, seconds(value)
-                    )
-                )
+                parts.append(_rect(css, x, y, max(0.5, size), 18, f"{label}: {part} {seconds(value)}"))
                 x += size
         parts.append(_text("tick", x + 8, y + 14, seconds(_total(row)), "start"))
     title = f"Stacked bars of own, transfer, waiting and idle time of {len(rows)} rows of ranks"
@@ -261,34 +282,33 @@ def skyline(detail: Detail, marked: npt.NDArray[np.bool_], most: int = 520) -> P
     own = np.nan_to_num(detail.own_s)
     runs = np.split(order, np.arange(1, bins) * num // bins)
     chosen = np.array([run[np.lexsort((-own[run], ~marked[run]))[0]] for run in runs])
-    layers = [("own", own), ("transfer", np.nan_to_num(detail.transfer_s)), ("wait", np.nan_to_num(detail.wait_s)), ("idle", np.nan_to_num(detail.idle_s))]
-    high = float(sum(values for _, values in layers)[chosen].max()) or 1.0
+    others = (("transfer", detail.transfer_s), ("wait", detail.wait_s), ("idle", detail.idle_s))
+    layers = [("own", own), *((css, np.nan_to_num(values)) for css, values in others)]
+    high = _nice(float(np.sum([values[chosen] for _, values in layers], axis=0).max()))
     edges = x0 + np.arange(bins + 1) * (x1 - x0) / bins
     base = np.zeros(bins)
     parts = []
+    for t in (0, 0.5, 1):
+        y = y1 - t * (y1 - y0)
+        parts.append(_line("grid", x0, y, x1, y))
+        parts.append(_text("tick", x0 - 8, y + 4, seconds(t * high) if t else "0", "end"))
     for css, values in layers:
         top = base + values[chosen]
-        parts.append(Markup('<path class="{}" d="{}"/>').format(css, _area(edges, y1 - top / high * (y1 - y0), y1 - base / high * (y1 - y0))))
+        outline = _area(edges, y1 - top / high * (y1 - y0), y1 - base / high * (y1 - y0))
+        parts.append(Markup('<path class="{}" d="{}"/>').format(css, outline))
         base = top
     for n in np.flatnonzero(marked[chosen])[:200]:
         x, size = edges[n], max(2.0, edges[n + 1] - edges[n])
         tall = own[chosen[n]] / high * (y1 - y0)
         rank = int(detail.ranks[chosen[n]])
-        parts.append(
-            Markup('<rect class="excess" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"><title>rank {}: own {}</title></rect>').format(
-                x, y1 - tall, size, tall, rank, seconds(float(own[chosen[n]]))
-            )
-        )
+        parts.append(_rect("excess", x, y1 - tall, size, tall, f"rank {rank}: own {seconds(float(own[chosen[n]]))}"))
         parts.append(Markup('<path class="excess" d="M{:.1f} {:.0f}l5 9h-10z"/>').format(x + size / 2, y1 + 3))
-    for t in (0, 0.5, 1):
-        y = y1 - t * (y1 - y0)
-        parts.append(_line("grid", x0, y, x1, y))
-        parts.append(_text("tick", x0 - 8, y + 4, seconds(t * high) if t else "0", "end"))
     for t in (0, 0.25, 0.5, 0.75, 1):
         k = min(num - 1, int(t * num))
         anchor = "start" if t == 0 else "end" if t == 1 else "middle"
         parts.append(_text("tick", x0 + t * (x1 - x0), y1 + 27, f"rank {int(detail.ranks[order[k]]):,}", anchor))
-    title = f"Own, transfer and waiting time of {num} ranks in order" + (", the largest own time of each run of ranks" if bins < num else "")
+    title = f"Own, transfer and waiting time of {num} ranks in order"
+    title += ", the largest own time of each run of ranks" if bins < num else ""
     return Picture(_svg(width, height, title, parts, "fit wide"))
 
 
@@ -335,36 +355,34 @@ def _heat(
     ramps: tuple[Ramp, Ramp],
     inside: list[list[str]] | None,
     outlined: set[tuple[int, int]],
-    ends: tuple[str, str, str],
+    ends: tuple[str, str],
     *,
     slanted: bool,
 ) -> tuple[Markup, dict[str, Any]]:
     """`level` (R, C): 0..1 along the ramps, NaN is a gap. Returns the SVG and the geometry for hovering."""
     num_rows, num_columns = level.shape
-    x0, y0 = 178, 128 if slanted else 30
+    x0, y0 = 178, 150 if slanted else 30
     cell = min(58.0 if slanted else 40.0, 880 / max(1, num_columns))
-    heights = [22.0 if num_rows <= 24 else 16.0 if num_rows <= 40 or row.marked else max(2.5, 460 / num_rows) for row in rows]
+    thin = 22.0 if num_rows <= 24 else 16.0 if num_rows <= 40 else max(2.5, 460 / num_rows)
+    heights = [max(16.0, thin) if row.marked else thin for row in rows]
     tops = y0 + np.concatenate([[0.0], np.cumsum(heights)])
-    split = next((r for r in range(1, num_rows) if heights[r] != heights[r - 1]), num_rows)
-    blocks = [(0, split)] + ([(split, num_rows)] if split < num_rows else [])
+    # An image stretches all of its rows alike, so that each run of rows of one height is an image.
+    breaks = [r for r in range(1, num_rows) if heights[r] != heights[r - 1]]
+    blocks = list(zip([0, *breaks], [*breaks, num_rows], strict=True))
     width = x0 + cell * num_columns + (110 if slanted else 24)
     height = float(tops[-1]) + 40
     index = np.where(np.isnan(level), 0, 1 + np.clip(np.nan_to_num(level), 0, 1) * 254).astype(np.uint8)
-    parts = [
-        Markup('<rect class="gap" x="{}" y="{}" width="{:.1f}" height="{:.1f}"/>').format(x0, y0, cell * num_columns, float(tops[-1]) - y0)
-    ]
+    parts = [_HATCH, _rect("gap", x0, y0, cell * num_columns, float(tops[-1]) - y0)]
     for first, last in blocks:
-        for css, ramp in zip(("light", "dark"), ramps, strict=True):
-            parts.append(
-                Markup('<image class="cells {}" x="{}" y="{:.1f}" width="{:.1f}" height="{:.1f}" preserveAspectRatio="none" href="{}"/>').format(
-                    css, x0, float(tops[first]), cell * num_columns, float(tops[last] - tops[first]), _png(index[first:last], ramp)
-                )
-            )
+        top, bottom = float(tops[first]), float(tops[last])
+        parts.append(_images(index[first:last], ramps, x0, top, cell * num_columns, bottom - top))
     labelled = -100.0
     for r, row in enumerate(rows):
         middle = (float(tops[r]) + float(tops[r + 1])) / 2
-        if row.marked and heights[r] >= 10 or middle - labelled >= 14:
-            parts.append(_text("rowname marked" if row.marked else "rowname", x0 - 8, middle + 4, clean(row.label, 27), "end"))
+        if row.marked or middle - labelled >= 14:
+            parts.append(
+                _text("rowname marked" if row.marked else "rowname", x0 - 8, middle + 4, clean(row.label, 27), "end")
+            )
             labelled = middle
     every = max(1, math.ceil(34 / cell)) if not slanted else 1
     for c, column in enumerate(columns):
@@ -372,32 +390,40 @@ def _heat(
         if slanted:
             named = any((r, c) in outlined for r in range(num_rows))
             parts.append(
-                Markup('<text class="{}" transform="translate({:.1f} {}) rotate(-40)">{}<title>{}</title></text>').format(
-                    "colname marked" if named else "colname", x, y0 - 8, clean(column, 26), column
-                )
+                Markup(
+                    '<text class="{}" transform="translate({:.1f} {}) rotate(-40)">{}<title>{}</title></text>'
+                ).format("colname marked" if named else "colname", x, y0 - 8, clean(column, 26), column)
             )
         elif c % every == 0:
             parts.append(_text("tick", x, y0 - 8, column, "middle"))
-    if inside is not None and cell >= 34 and max(heights, default=0) >= 16 and num_rows <= 40:
-        for r, line in enumerate(inside):
-            for c, text in enumerate(line):
-                strong = "cell strong" if level[r, c] > (0.52 if ramps[0] is _SHARE_LIGHT else 0.86) or (ramps[0] is _DIFF_LIGHT and level[r, c] < 0.14) else "cell"
-                parts.append(_text(strong, x0 + cell * (c + 0.5), (float(tops[r]) + float(tops[r + 1])) / 2 + 4, text, "middle"))
+    if inside is not None and cell >= 34 and num_rows <= 40:
+        middle = len(ramps[0]) % 2 == 1
+        for (r, c), value in np.ndenumerate(level):
+            # Where the ramp is near its far end, ink would not stand out: 0.52 of the one, 0.72 of a half of the other.
+            far = abs(value - 0.5) > 0.36 if middle else value > 0.52
+            y = (float(tops[r]) + float(tops[r + 1])) / 2 + 4
+            parts.append(_text("cell strong" if far else "cell", x0 + cell * (c + 0.5), y, inside[r][c], "middle"))
     for r, c in sorted(outlined):
-        parts.append(
-            Markup('<rect class="outline" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}"/>').format(
-                x0 + cell * c, float(tops[r]), cell, heights[r]
-            )
-        )
+        parts.append(_rect("outline", x0 + cell * c, float(tops[r]), cell, heights[r]))
     key = np.linspace(1, 255, 128).astype(np.uint8)[None, :]
-    for css, ramp in zip(("light", "dark"), ramps, strict=True):
-        parts.append(
-            Markup('<image class="cells {}" x="{}" y="{:.1f}" width="160" height="10" preserveAspectRatio="none" href="{}"/>').format(css, x0, height - 26, _png(key, ramp))
-        )
+    parts.append(_images(key, ramps, x0, height - 26, 160, 10))
     parts.append(_text("tick", x0 - 8, height - 17, ends[0], "end"))
-    parts.append(_text("tick", x0 + 168, height - 17, ends[2], "start"))
-    data = {"x0": x0, "cell": round(cell, 3), "tops": [round(float(t), 1) for t in tops], "rows": [row.label for row in rows], "columns": columns}
+    parts.append(_text("tick", x0 + 168, height - 17, ends[1], "start"))
+    data = {"x0": x0, "cell": round(cell, 3), "tops": tops.round(1).tolist()}
+    data |= {"rows": [row.label for row in rows], "columns": columns}
     return _svg(math.ceil(width), math.ceil(height), title, parts, "heat"), data
+
+
+def _images(
+    index: npt.NDArray[np.uint8], ramps: tuple[Ramp, Ramp], x: float, y: float, width: float, height: float
+) -> Markup:
+    """The same cells in both palettes; the style sheet shows one."""
+    image = Markup(
+        '<image class="cells {}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}" '
+        'preserveAspectRatio="none" href="{}"/>'
+    )
+    sides = zip(("light", "dark"), ramps, strict=True)
+    return Markup("").join(image.format(css, x, y, width, height, _png(index, ramp)) for css, ramp in sides)
 
 
 def _png(index: npt.NDArray[np.uint8], ramp: Ramp) -> str:
@@ -417,9 +443,9 @@ def _png(index: npt.NDArray[np.uint8], ramp: Ramp) -> str:
 
 
 def _svg(width: float, height: float, title: str, parts: Sequence[Markup], css: str) -> Markup:
-    return Markup('<svg class="{}" role="img" width="{}" height="{}" viewBox="0 0 {} {}"><title>{}</title>{}</svg>').format(
-        css, width, height, width, height, title, Markup("").join(parts)
-    )
+    return Markup(
+        '<svg class="{}" role="img" width="{}" height="{}" viewBox="0 0 {} {}"><title>{}</title>{}</svg>'
+    ).format(css, width, height, width, height, title, Markup("").join(parts))
 
 
 def _text(css: str, x: float, y: float, text: str, anchor: str) -> Markup:
@@ -428,6 +454,24 @@ def _text(css: str, x: float, y: float, text: str, anchor: str) -> Markup:
 
 def _line(css: str, x1: float, y1: float, x2: float, y2: float) -> Markup:
     return Markup('<line class="{}" x1="{:.1f}" y1="{:.1f}" x2="{:.1f}" y2="{:.1f}"/>').format(css, x1, y1, x2, y2)
+
+
+def _rect(css: str, x: float, y: float, width: float, height: float, title: str = "") -> Markup:
+    inner = Markup("<title>{}</title>").format(title) if title else ""
+    return Markup('<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{:.1f}">{}</rect>').format(
+        css, x, y, width, height, inner
+    )
+
+
+def _numbers(beta: float, mu: float) -> str:
+    return f"beta {percent(float(beta))}, mu {percent(float(mu))}"
+
+
+def _cell(value: float, signed: bool) -> str:
+    """Percent as it stands in a cell; nothing where nothing was measured, or where a difference rounds to 0."""
+    if math.isnan(value) or (signed and abs(value) < 0.0005):
+        return ""
+    return f"{value * 100:+.1f}" if signed else f"{value * 100:.1f}"
 
 
 def _area(edges: npt.NDArray[np.float64], top: npt.NDArray[np.float64], bottom: npt.NDArray[np.float64]) -> str:

@@ -1,9 +1,10 @@
 """A diagnosis as one HTML file that people want to look at: no network, no other file, nothing to install.
 
-`render_html` fills `prompts/report.html.j2`: the verdict first, then who, what, why, cost and what to do, findings with
-their evidence, pictures (`charts`), and at the end what was seen and what was not. All text and pictures are there without
-JavaScript; the script only shows numbers under the mouse. A content security policy admits that one script and that one
-style sheet by their hashes, so a string of the job that got through the escaping still could not run or load anything.
+`render_html` fills `prompts/report.html.j2`: the verdict first, then who, what, why, cost and what to do, pictures
+(`charts`), findings with their evidence, and at the end what was seen and what was not. All text and pictures are there
+without JavaScript; the script only shows numbers under the mouse. A content security policy admits that one script and
+that one style sheet by their hashes: a string of the job that got through the escaping still could not run or load
+anything.
 
 Bounded at any size of job: a page stays below some 1.5 MB, and says what it folded or left out.
 """
@@ -66,8 +67,11 @@ def render_html(diagnosis: Diagnosis, detail: Detail | None = None) -> str:
             for item in diagnosis.consequences[:MOST_CONSEQUENCES]
         ],
         consequences_left=max(0, len(diagnosis.consequences) - MOST_CONSEQUENCES),
-        pictures=dict.fromkeys(("bars", "skyline", "share", "difference", "steps"), "") | {k: v.svg for k, v in pictures.items()},
+        pictures=dict.fromkeys(("bars", "skyline", "share", "difference", "steps"), "")
+        | {k: v.svg for k, v in pictures.items()},
         has_pictures=bool(pictures),
+        any_marked=bool(pictures) and detail is not None and bool(wording.marked_ranks(diagnosis, detail).any()),
+        rotating=first is not None and first.scope == "rotating",
         scatters=_scatter_names(diagnosis, detail) if pictures else [],
         fold_note=_fold_note(detail) if pictures and detail is not None else "",
         groups=_groups(detail) if detail is not None else [],
@@ -75,9 +79,14 @@ def render_html(diagnosis: Diagnosis, detail: Detail | None = None) -> str:
         coverage=wording.coverage(diagnosis, most_notes=60),
         coverage_share=_coverage_share(diagnosis),
         environment=clean_values(diagnosis.environment),
-        placement=[(clean(host, 80), wording.fold(clean(found, 10_000))) for host, found in list(diagnosis.hosts.items())[:64]],
+        placement=[
+            (clean(host, 80), wording.fold(clean(found, 10_000))) for host, found in list(diagnosis.hosts.items())[:64]
+        ],
         placement_left=max(0, len(diagnosis.hosts) - 64),
-        roles=[(clean(role.id, 40), wording.fold(clean(role.ranks, 10_000)), clean(role.by, 20)) for role in diagnosis.roles[:32]],
+        roles=[
+            (clean(role.id, 40), wording.fold(clean(role.ranks, 10_000)), clean(role.by, 20))
+            for role in diagnosis.roles[:32]
+        ],
     )
 
 
@@ -94,7 +103,11 @@ def _embedded(data: dict[str, Any]) -> Markup:
 def _cards(finding: Finding, diagnosis: Diagnosis) -> list[dict[str, str]]:
     """who, what, why, cost, what to do of the first finding: a big line and a small one each."""
     impact, name = finding.impact, finding.function
-    who = wording.ranks(finding.ranks) if finding.scope in ("rank", "group", "") else wording.who(finding)
+    who, at = wording.who(finding), wording.hosts(finding.hosts)
+    if finding.scope in ("rank", "group", "") and finding.ranks:
+        who = wording.ranks(finding.ranks, 40)
+    elif finding.scope == "rotating":
+        who, at = "no rank in particular", f"it moves over {wording.ranks(finding.ranks) or 'the ranks'}"
     places = [clean(x, 80) for x in ((name.location, name.user_location) if name else ()) if x]
     per = "per iteration"
     if impact.seconds_per_iteration is not None and diagnosis.iteration.observed_s:
@@ -103,17 +116,17 @@ def _cards(finding: Finding, diagnosis: Diagnosis) -> list[dict[str, str]]:
     cards = [
         {
             "name": "Who",
-            "big": who or wording.who(finding),
-            "small": (f"device {clean(finding.device, 60)}" if finding.device else wording.hosts(finding.hosts)),
+            "big": who,
+            "small": f"device {clean(finding.device, 60)}" if finding.device else at,
         },
         {
             "name": "What",
-            "big": clean(name.name, 60) if name else "no single function",
+            "big": clean(name.name, 56) if name else "no single function",
             "small": ", from ".join(dict.fromkeys(places)) or (clean(name.kind, 20) if name else ""),
         },
         {
             "name": "Why",
-            "big": clean(finding.cause, 40).replace("_", " "),
+            "big": wording.cause_name(finding.cause),
             "small": wording.cause(finding.cause).partition(": ")[2] or wording.cause(finding.cause),
         },
         {
@@ -150,7 +163,12 @@ def _evidence(name: str, item: Evidence | None) -> dict[str, Any]:
     if item is None:
         return {"id": clean(name, 12), "text": "is not in this diagnosis", "source": "", "values": {}}
     values = clean_values(item.values, 120, 24)
-    return {"id": clean(name, 12), "text": clean(item.text.strip(), 600), "source": clean(item.source, 40), "values": values}
+    return {
+        "id": clean(name, 12),
+        "text": clean(item.text.strip(), 600),
+        "source": clean(item.source, 40),
+        "values": values,
+    }
 
 
 def _column(finding: Finding, detail: Detail) -> int | None:
@@ -160,12 +178,17 @@ def _column(finding: Finding, detail: Detail) -> int | None:
 
 def _scatter_names(diagnosis: Diagnosis, detail: Detail | None) -> list[tuple[str, str]]:
     assert detail is not None
-    return [(f"scatter{n}", clean(detail.functions[column].name, 70)) for n, column in enumerate(_scatter_columns(diagnosis, detail))]
+    return [
+        (f"scatter{n}", clean(detail.functions[column].name, 70))
+        for n, column in enumerate(_scatter_columns(diagnosis, detail))
+    ]
 
 
 def _scatter_columns(diagnosis: Diagnosis, detail: Detail) -> list[int]:
     """The functions of the first findings; the largest function where nothing was found."""
-    found = [column for finding in diagnosis.findings[:MOST_FINDINGS] if (column := _column(finding, detail)) is not None]
+    found = [
+        column for finding in diagnosis.findings[:MOST_FINDINGS] if (column := _column(finding, detail)) is not None
+    ]
     return list(dict.fromkeys(found or range(min(1, len(detail.functions)))))[:MOST_SCATTERS]
 
 
@@ -207,11 +230,13 @@ def _fold_note(detail: Detail) -> str:
     notes = []
     if len(detail.ranks) > MOST_ROWS:
         notes.append(
-            f"{len(detail.ranks):,} ranks are folded into rows by host; a folded cell shows its rank farthest from the median of its role, "
-            "and ranks that a finding names keep a row of their own"
+            f"{len(detail.ranks):,} ranks are folded into rows by host; a folded cell shows its rank farthest from the "
+            "median of its role, and ranks that a finding names keep a row of their own"
         )
     if len(detail.functions) > MOST_FUNCTIONS:
-        notes.append(f"{MOST_FUNCTIONS} of {len(detail.functions):,} functions are shown: those that findings name and the largest")
+        notes.append(
+            f"{MOST_FUNCTIONS} of {len(detail.functions):,} functions are shown: the largest and those in findings"
+        )
     return "; ".join(notes)
 
 

@@ -64,7 +64,9 @@ def render_text(diagnosis: Diagnosis, detail: Detail | None = None, *, width: in
     for index, finding in enumerate(diagnosis.findings[:MOST_FINDINGS]):
         if len(diagnosis.findings) > 1:
             console.print()
-            console.print(Text(f"{clean(finding.id, 20)}  {finding.cause.replace('_', ' ')}, {wording.who(finding)}", "bold"))
+            console.print(
+                Text(f"{clean(finding.id, 20)}  {finding.cause.replace('_', ' ')}, {wording.who(finding)}", "bold")
+            )
         elif index == 0:
             console.print()
         console.print(_pairs(wording.facts(finding, diagnosis)))
@@ -315,7 +317,10 @@ def _prompt_lines(diagnosis: Diagnosis, detail: Detail | None) -> Iterator[tuple
     told: set[str] = set()
     for finding in diagnosis.findings[:MOST_FINDINGS]:
         name = clean(finding.id, 20)
-        yield "findings", f"finding {name}: cause {finding.cause}, scope {clean(finding.scope, 20)}, {wording.ranks(finding.ranks)}"
+        yield (
+            "findings",
+            f"finding {name}: cause {finding.cause}, scope {clean(finding.scope, 20)}, {wording.ranks(finding.ranks)}",
+        )
         for key, value in wording.facts(finding, diagnosis):
             yield "findings", f"finding {name}: {key}: {_quoted(clean(value, 320))}"
         if wording.pattern(finding):
@@ -325,21 +330,27 @@ def _prompt_lines(diagnosis: Diagnosis, detail: Detail | None) -> Iterator[tuple
             if item is not None and key not in told:
                 told.add(key)
                 values = "".join(f" {k}={_quoted(v)}" for k, v in clean_values(item.values, 60, 8).items())
-                yield "evidence", f"evidence {clean(key, 8)} (finding {name}): {_quoted(wording.evidence_line(item, 240))}{values}"
+                yield (
+                    "evidence",
+                    f"evidence {clean(key, 8)} (finding {name}): {_quoted(wording.evidence_line(item, 240))}{values}",
+                )
         for text in finding.ruled_out[:4]:
             yield "evidence", f"finding {name}: ruled out: {_quoted(clean(text, 200))}"
     if len(diagnosis.findings) > MOST_FINDINGS:
         yield "findings", f"{len(diagnosis.findings) - MOST_FINDINGS} more findings of less impact are not shown"
     for key, text in _loose_evidence(diagnosis):
         yield "evidence", f"evidence {key}: {_quoted(text)}"
-    for item in diagnosis.consequences[:6]:
-        yield "consequences", f"waiting, not slow: {_quoted(_consequence(item))}"
+    for consequence in diagnosis.consequences[:6]:
+        yield "consequences", f"waiting, not slow: {_quoted(_consequence(consequence))}"
     if len(diagnosis.consequences) > 6:
         yield "consequences", f"{len(diagnosis.consequences) - 6} more consequences are not shown"
     if detail is not None and len(detail.ranks):
         for row in wording.rank_rows(diagnosis, detail, most=8):
             times = ((row.own_s, "own"), (row.wait_s, "waiting"), (row.transfer_s, "transfer"), (row.idle_s, "idle"))
             text = ", ".join(f"{key} {milliseconds(value)}" for value, key in times)
-            yield "ranks", f"ms per iteration, {wording.ranks(row.label)}{' (in a finding)' if row.marked else ''}: {text}"
+            yield (
+                "ranks",
+                f"ms per iteration, {wording.ranks(row.label)}{' (in a finding)' if row.marked else ''}: {text}",
+            )
     for key, value in clean_values(diagnosis.environment, 60, 24).items():
         yield "environment", f"environment: {key} = {_quoted(value)}"

@@ -1,4 +1,4 @@
-"""Strings that come from jobs: kernel names, paths, hosts, exception text, environment values. They are data, never text of ours.
+"""Strings that come from jobs: kernel names, paths, hosts, exception text, environment values. Data, never our text.
 
 `clean` makes such a string safe to print (bounded, no control or invisible characters), `redact` takes secrets out,
 `fence` encloses lines in a block that they cannot close. Escaping for one syntax (HTML, Markdown) is the business of
@@ -24,7 +24,7 @@ _INVISIBLE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202f\u2060-\u206f\ufe00-\ufe0f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\ue000-\uf8ff\U000e0000-\U000e0fff\U000f0000-\U0010ffff]"
 )
-"""Controls, terminal escapes, bidirectional overrides, zero-width and "tag" characters (hidden instructions), surrogates."""
+"""Controls, terminal escapes, bidirectional overrides, zero-width and "tag" characters (hidden text), surrogates."""
 
 _SECRET_NAME = (
     r"(?:pass(?:wd|word|phrase)|pwd|secret|token|credentials?|auth(?:orization)?|cookie|"
@@ -69,7 +69,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def clean(value: object, limit: int = 200) -> str:
-    """A string fit to show on one line: secrets out, control and invisible characters escaped, at most `limit` characters.
+    """A string fit to show on one line: secrets out, control and invisible characters escaped, at most `limit` long.
 
     Long strings lose their middle, since both ends of a path or a kernel name tell most.
     """
@@ -85,7 +85,7 @@ def clean(value: object, limit: int = 200) -> str:
 
 
 def clean_values(values: Mapping[str, object], limit: int = 200, most: int = 60) -> dict[str, str]:
-    """A flat copy of a mapping for display: nested keys joined by dots, at most `most` entries, secrets out by name too."""
+    """A flat copy of a mapping for display: nested keys joined by dots, at most `most` entries, secrets out."""
     flat: dict[str, str] = {}
 
     def visit(prefix: str, item: object) -> None:

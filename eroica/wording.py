@@ -2,7 +2,7 @@
 
 Plain strings and small rows, not yet escaped for any syntax; strings from the job are already `clean`. The renderers
 (`report` for text, Markdown and prompt; `page` for HTML) only arrange these. Nothing is judged here: who is to blame
-was decided in `diagnosis`. The one thing this module insists on is that a diagnosis without data is never called healthy.
+was decided in `diagnosis`. It insists on one thing alone: a diagnosis without data is never called healthy.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def fold(text: str, limit: int = 60) -> str:
 
 
 def spans(text: str) -> list[tuple[int, int]]:
-    """RANKS as inclusive spans. Parts that are no ranges are left out: a report shows a diagnosis, it does not check it."""
+    """RANKS as inclusive spans. What is no range is left out: a report shows a diagnosis, it does not check it."""
     found = []
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part)
@@ -161,6 +161,12 @@ def headline(diagnosis: Diagnosis) -> str:
 def cause(name: str) -> str:
     """A cause in words."""
     return CAUSE_WORDS.get(name, clean(name, 40).replace("_", " "))
+
+
+def cause_name(name: str) -> str:
+    """A cause's own name, readable: "gpu_throttle" -> "GPU throttle"."""
+    acronyms = {"gpu", "cpu", "gc", "gil", "nic", "io"}
+    return " ".join(word.upper() if word in acronyms else word for word in clean(name, 40).split("_"))
 
 
 def function(name: FunctionName | None, limit: int = 120) -> str:
@@ -252,8 +258,9 @@ def pattern_rows(finding: Finding) -> list[tuple[str, str, str, str]]:
         values: list[PatternValues] = [finding.pattern, finding.peers, finding.expected]
         numbers = [getattr(item, name) for item in values]
         if any(number is not None for number in numbers):
-            rows.append((f"{name}, {meaning}", *(share(number) for number in numbers)))
-    return rows  # type: ignore[return-value]
+            own, peers, box = numbers
+            rows.append((f"{name}, {meaning}", share(own), share(peers), "-" if box is None else share(box)))
+    return rows
 
 
 def evidence_line(item: Evidence, limit: int = 400) -> str:
@@ -320,7 +327,7 @@ def not_seen(diagnosis: Diagnosis, detail: Detail | None) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class RankRow:
-    """Where the time of one rank, or of ranks that look alike, goes: seconds per iteration, medians over the members."""
+    """Where the time of one rank, or of folded ranks, goes: seconds per iteration, medians over the members."""
 
     label: str
     hosts: str
@@ -344,12 +351,15 @@ def marked_ranks(diagnosis: Diagnosis, detail: Detail) -> npt.NDArray[np.bool_]:
 
 
 def role_median(values: npt.NDArray[np.floating], roles: Sequence[str]) -> npt.NDArray[np.float64]:
-    """Median of each rank's role, per column: (W, ...) -> (W, ...). NaN is left out; NaN where a role has no value."""
+    """Median of each rank's role, per column: (W, ...) -> (W, ...). NaN is left out; NaN where a role has no value.
+
+    In a role of two, each rank is measured by the other: their median would halve what sets them apart.
+    """
     names = np.asarray(roles)
     result = np.full(values.shape, np.nan, dtype=np.float64)
     for role in np.unique(names):
-        members = names == role
-        result[members] = _nanmedian(values[members])
+        members = np.flatnonzero(names == role)
+        result[members] = values[members[::-1]] if len(members) == 2 else _nanmedian(values[members])
     return result
 
 
@@ -376,8 +386,7 @@ def rank_rows(diagnosis: Diagnosis, detail: Detail, most: int = 16) -> list[Rank
 
 def _row(detail: Detail, members: npt.NDArray[np.intp], marked: bool) -> RankRow:
     own, wait, transfer, idle = (
-        float(_nanmedian(values[members]))
-        for values in (detail.own_s, detail.wait_s, detail.transfer_s, detail.idle_s)
+        float(_nanmedian(values[members])) for values in (detail.own_s, detail.wait_s, detail.transfer_s, detail.idle_s)
     )
     names = list(dict.fromkeys(clean(detail.hosts[i], 64) for i in members[:4096]))
     label = fold(format_spans(detail.ranks[members]), 28)
