@@ -28,7 +28,10 @@ _DATA = Path(__file__).parent / "data"
 BASES = {"bert": _DATA / "h100_bert_small.json.gz", "mi300": _DATA / "mi300_qwen1.5.json.gz"}
 """Bases that come with the repository; any other Kineto trace is given by its path."""
 
-_COMMUNICATION = re.compile(r"nccl|dpsk::ep|multimem_all_reduce|rccl", re.IGNORECASE)
+_COMMUNICATION = re.compile(
+    r"nccl|rccl|dpsk::ep|c10d|record_param_comms|symm_mem|all_?reduce|all_?gather|reduce_?scatter", re.IGNORECASE
+)
+"""The base's own communication is left out: the layouts bring theirs."""
 _HOST = (Category.CPU_OP, Category.PYTHON, Category.RUNTIME)
 _DEVICE = (Category.KERNEL, Category.COPY, Category.MEMSET)
 
@@ -183,6 +186,8 @@ def cut(trace: Trace, num_pieces: int, max_events: int) -> Base:
     host = host[
         ["Synchronize" not in trace.strings[n] and "cuda_synchronize" not in trace.strings[n] for n in trace.name[host]]
     ]
+    own = [not _COMMUNICATION.search(trace.strings[n]) for n in trace.name[host]]
+    host = host[np.array(own) | (category[host] == Category.PYTHON)]
     busy = host[category[host] != Category.PYTHON]
     cover = np.maximum.accumulate(end_ns[busy])
     gaps = np.flatnonzero(trace.ts_ns[busy][1:] > cover[:-1])

@@ -243,6 +243,8 @@ def build(base: Base, layout: str, world_size: int, ranks_per_host: int, planted
         block, place = hosts // 2, hosts % 2
         shard = split(block * ranks_per_host + local, "mesh_dp_shard")
         replicate = split(place * ranks_per_host + local, "mesh_dp_replicate")
+        # Tokens in the global batch, as trainers count them after the fetch: all ranks meet between input and forward.
+        items.append(comm(CollectiveKind.ALL_REDUCE, world, 0.001, MAIN, 20, True))
         for k, piece in enumerate(base.forward):
             items.append(comm(CollectiveKind.ALL_GATHER, shard, 0.012, MAIN, 20, True))
             items.append(Item("forward", piece, base_piece=k))
@@ -251,6 +253,8 @@ def build(base: Base, layout: str, world_size: int, ranks_per_host: int, planted
             items.append(Item("backward", piece))
             items.append(comm(CollectiveKind.REDUCE_SCATTER, shard, 0.02, AUTOGRAD, 24, False))
             items.append(comm(CollectiveKind.ALL_REDUCE, replicate, 0.02, AUTOGRAD, 28, False))
+        # The gradient norm: without it ranks of different local index would never wait for each other.
+        items.append(replace(comm(CollectiveKind.ALL_REDUCE, world, 0.001, MAIN, 20, True), joins=True))
     elif layout == "ep_dp":
         width = min(8, world_size)
         expert = split(ranks // width, "EXPERT_MODEL_PARALLEL_GROUP")
