@@ -270,7 +270,9 @@ def _driving_tracks(trace: Trace, rows: npt.NDArray[np.intp], strings: _Strings)
 
 
 def _host(trace: Trace, window: tuple[int, int]) -> tuple[_Host, tuple[tuple[int, float], ...]]:
-    all_rows = np.flatnonzero(np.isin(trace.category, _HOST) & (trace.dur_ns > 0))
+    # Step markers begin inside of one profiler call and end inside of the next: they nest in nothing.
+    markers = np.array([text.startswith("ProfilerStep#") for text in trace.strings] or [False], bool)
+    all_rows = np.flatnonzero(np.isin(trace.category, _HOST) & (trace.dur_ns > 0) & ~markers[trace.name])
     strings = _read_strings(trace, all_rows)
     main, autograd = _driving_tracks(trace, all_rows, strings[0])
     n = len(trace)

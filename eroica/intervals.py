@@ -104,11 +104,36 @@ class Nest:
 
 
 def nest(starts: Int64s, ends: Int64s) -> Nest:
-    """Tree of properly nested events, sorted by (start, -duration); events of no length must be left out.
+    """Tree of the events of one thread, sorted by (start, -duration); events of no length must be left out.
 
-    A child that outlives its parent by a little (pytorch/pytorch#174555) stays a child. Linear but for one sort: the owner
+    A child that outlives its parent (pytorch/pytorch#174555) is cut at the parent's end. Linear but for one sort: the owner
     after a boundary is the latest start at the depth that the boundary leaves.
     """
+    tree = _nest(starts, ends)
+    if len(starts) and bool(_outlives(ends, tree).any()):
+        tree = _nest(starts, _cut_at_parents(starts, ends))
+    return tree
+
+
+def _outlives(ends: Int64s, tree: Nest) -> npt.NDArray[np.bool_]:
+    return (tree.parent >= 0) & (ends > ends[np.maximum(tree.parent, 0)])
+
+
+def _cut_at_parents(starts: Int64s, ends: Int64s) -> Int64s:
+    """Ends, none behind that of the event around it. A plain walk: one crossing event shifts the depth of all that follow, so
+    they cannot be mended together, and traces with crossings are few."""
+    cut = ends.tolist()
+    open_ends: list[int] = []
+    for k, start in enumerate(starts.tolist()):
+        while open_ends and open_ends[-1] <= start:
+            open_ends.pop()
+        if open_ends and cut[k] > open_ends[-1]:
+            cut[k] = open_ends[-1]
+        open_ends.append(cut[k])
+    return np.array(cut, np.int64)
+
+
+def _nest(starts: Int64s, ends: Int64s) -> Nest:
     n = len(starts)
     if not n:
         empty32 = np.empty(0, np.int32)

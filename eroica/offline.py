@@ -1,0 +1,124 @@
+"""The offline job: a folder of traces in, a diagnosis out.
+
+Finds the files, reads and summarizes each rank on its own (memory does not grow with the number of ranks), then stacks,
+localizes and diagnoses the summaries. Any `concurrent.futures` executor can do the reading, since a task gets a path
+and returns a few kilobytes; processes are the default. Used by the CLI, the demo and the MCP server. A rank whose file cannot
+be used is reported as missing with the reason; only when no file can be used does the job fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from multiprocessing import get_context
+from pathlib import Path
+
+from eroica import __version__
+from eroica.diagnosis import Context, diagnose_in_detail
+from eroica.errors import DataError, EroicaError
+from eroica.findings import Detail, Diagnosis
+from eroica.job import format_ranks
+from eroica.pattern import Stacked, Summary, stack, summarize
+from eroica.trace import TraceFile, find_traces, read_timeline, read_trace
+
+Progress = Callable[[int, int, str], None]
+"""Called with (done, total, what was read)."""
+
+
+def _quiet(done: int, total: int, what: str) -> None:
+    pass
+
+
+def summarize_file(path: str, ranks: Sequence[int]) -> list[Summary] | str:
+    """Summaries of a file's ranks, or why there are none; runs in a worker process."""
+    try:
+        if Path(path).suffix == ".parquet":
+            wanted = set(ranks)
+            return [summarize(trace) for trace in read_timeline(path) if trace.rank in wanted]
+        return [summarize(read_trace(path, rank=ranks[0]))]
+    except (DataError, OSError) as error:
+        return str(error)
+
+
+@contextmanager
+def _processes(jobs: int, tasks: int) -> Iterator[Executor | None]:
+    """Worker processes, or None where starting them costs more than it gains."""
+    if jobs < 2 or tasks < 2:
+        yield None
+        return
+    # Spawned, not forked: the caller may hold threads (a server, a progress display).
+    with ProcessPoolExecutor(min(jobs, tasks), mp_context=get_context("spawn")) as executor:
+        yield executor
+
+
+def stack_paths(
+    paths: Sequence[str | Path], *, jobs: int = 1, progress: Progress = _quiet, executor: Executor | None = None
+) -> tuple[Stacked, tuple[str, ...]]:
+    """Summaries of all ranks behind `paths`, stacked, and notes on what could not be used.
+
+    Raises UserError if no trace is found or ranks clash, DataError if none of the files can be used.
+    """
+    found = find_traces(paths)
+    notes = list(found.notes)
+    if found.ignored:
+        shown = ", ".join(f"{Path(path).name} ({why})" for path, why in found.ignored[:5])
+        notes.append(f"{len(found.ignored)} file{'s' if len(found.ignored) > 1 else ''} left out: {shown}{', ...' if len(found.ignored) > 5 else ''}")
+    by_path: dict[str, list[TraceFile]] = {}
+    for file in found.files:
+        by_path.setdefault(file.path, []).append(file)
+    summaries: list[Summary] = []
+    failures: list[str] = []
+
+    def take(path: str, result: list[Summary] | str, done: int) -> None:
+        if isinstance(result, str):
+            failures.append(f"rank {format_ranks(f.rank for f in by_path[path])} could not be read: {result}")
+        else:
+            summaries.extend(result)
+        progress(done, len(by_path), path)
+
+    with _processes(jobs if executor is None else 1, len(by_path)) as own:
+        pool = executor or own
+        if pool is None:
+            for done, (path, files) in enumerate(by_path.items(), start=1):
+                take(path, summarize_file(path, [f.rank for f in files]), done)
+        else:
+            pending = {pool.submit(summarize_file, path, [f.rank for f in files]): path for path, files in by_path.items()}
+            for done, future in enumerate(as_completed(pending), start=1):
+                take(pending[future], future.result(), done)
+    failures.sort()
+    if failures and not summaries:
+        raise DataError(failures[0].partition(" could not be read: ")[2] if len(failures) == 1 else f"none of the {len(by_path)} traces could be read; first: {failures[0]}")
+    return _with_world(stack(summaries), found.world_size), (*notes, *failures)
+
+
+def _with_world(stacked: Stacked, world_size: int | None) -> Stacked:
+    return replace(stacked, world_size=max(stacked.world_size, world_size or 0))
+
+
+def diagnose_paths(
+    paths: Sequence[str | Path],
+    *,
+    job: str = "",
+    baseline_paths: Sequence[str | Path] = (),
+    jobs: int = 1,
+    progress: Progress = _quiet,
+    executor: Executor | None = None,
+) -> tuple[Diagnosis, Detail]:
+    """Read, summarize, stack, localize, diagnose: what `eroica diagnose` does.
+
+    `baseline_paths`: traces of the same job when it was healthy. `executor` takes the place of `jobs` processes of
+    its own. Raises EroicaError with one sentence for people.
+    """
+    stacked, notes = stack_paths(paths, jobs=jobs, progress=progress, executor=executor)
+    baseline = None
+    if baseline_paths:
+        try:
+            baseline, _ = stack_paths(baseline_paths, jobs=jobs, progress=progress, executor=executor)
+        except EroicaError as error:
+            raise type(error)(f"baseline: {error}") from None
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    context = Context(job=job, created=created, version=__version__, baseline=baseline, notes=notes)
+    return diagnose_in_detail(stacked, context)
