@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from eroica.errors import UserError
 from eroica.job import ProcessGroup
-from eroica.kineto import Category, integer
+from eroica.records import Category, integer
 
 
 class CollectiveKind(IntEnum):
@@ -148,7 +148,9 @@ def user_rules() -> tuple[Rule, ...]:
     try:
         lines = Path(path).read_text("utf-8").splitlines()
     except OSError as error:
-        raise UserError(f"EROICA_COLLECTIVES={path}: cannot be read ({error.strerror}); unset it or mend the path") from None
+        raise UserError(
+            f"EROICA_COLLECTIVES={path}: cannot be read ({error.strerror}); unset it or mend the path"
+        ) from None
     rules = []
     for number, line in enumerate(lines, 1):
         kind, _, pattern = line.split("#")[0].strip().partition(" ")
@@ -211,7 +213,9 @@ class Groups:
                 return self._by_ranks[members]
             if not members:
                 return -1
-        return self._append("" if name is None else str(name), str(args.get("Process Group Description", "")), members, size)
+        return self._append(
+            "" if name is None else str(name), str(args.get("Process Group Description", "")), members, size
+        )
 
     @staticmethod
     def _strided(args: Mapping[str, Any], seen: tuple[int, ...], size: int) -> tuple[int, ...]:
@@ -378,7 +382,7 @@ def _join_annotations(events: Events, strings: Sequence[str], rows: dict[int, _R
 
 
 def _join_workers(events: Events, rows: dict[int, _Row]) -> None:
-    """gloo's worker ranges have no arguments: the k-th of a kind is the k-th operator of that kind, if counts agree."""
+    """Gloo's worker ranges have no arguments: the k-th of a kind is the k-th operator of that kind, if counts agree."""
     workers: dict[int, list[int]] = {}
     enqueues: dict[int, list[int]] = {}
     for event in sorted(rows):
@@ -466,5 +470,3 @@ def empty(count: int) -> CollectiveTable:
         uneven=np.zeros(count, np.bool_),
         transfers=np.zeros(count, np.bool_),
     )
-
-

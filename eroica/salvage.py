@@ -69,7 +69,11 @@ def mend(record: bytes) -> tuple[dict[str, Any] | None, bool, int]:
     fraction are Decimal. Strings may hold lone surrogates for broken bytes: pass them through `clean`.
     """
     text = record.decode("utf-8", "surrogateescape")
-    for candidate in (text, _literal_backslashes(text), _literal_backslashes(_QUOTE_AFTER_BACKSLASH.sub(r'\\\\"', text))):
+    for candidate in (
+        text,
+        _literal_backslashes(text),
+        _literal_backslashes(_QUOTE_AFTER_BACKSLASH.sub(r'\\\\"', text)),
+    ):
         found = _decode(candidate)
         if found:
             event, end = found

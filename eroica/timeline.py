@@ -26,7 +26,7 @@ from eroica import communication
 from eroica.communication import CollectiveKind
 from eroica.errors import DataError, UnavailableError, UserError
 from eroica.job import ProcessGroup
-from eroica.kineto import Category, Losses, integer
+from eroica.records import Category, Losses, integer
 
 _NEEDED = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id")
 _COLLECTIVES = {

@@ -21,7 +21,7 @@ from eroica import communication, kineto, timeline, tracefiles
 from eroica.communication import CollectiveKind, CollectiveTable, Rule
 from eroica.errors import DataError
 from eroica.job import ProcessGroup
-from eroica.kineto import Category, Damage
+from eroica.records import Category, Damage, Losses, integer, text_of
 from eroica.tracefiles import TraceFile, TraceSet, find_traces
 
 __all__ = [
@@ -138,7 +138,7 @@ def read_trace(path: str | Path, *, rank: int | None = None, engine: str = "auto
     strings = records.strings
     args = {int(new_row[row]): told for row, told in records.communication if new_row[row] >= 0}
     events = communication.Events(
-        **{key: columns[key] for key in "ts_ns dur_ns name category track correlation external work".split()}
+        **{key: columns[key] for key in ["ts_ns", "dur_ns", "name", "category", "track", "correlation", "external", "work"]}
     )
     table = communication.table(
         events, strings, args, groups, (*rules, *communication.user_rules(), *communication.RULES)
@@ -147,12 +147,12 @@ def read_trace(path: str | Path, *, rank: int | None = None, engine: str = "auto
     epoch = _apply_base(columns["ts_ns"], told.get("baseTimeNanoseconds"))
     damage = _with_device_note(losses.damage(), columns, strings)
     model, num_devices = _device(told.get("deviceProperties"), columns["device"])
-    world_size = kineto.integer(distributed.get("world_size"), -1, 32)
+    world_size = integer(distributed.get("world_size"), -1, 32)
     return Trace(
         path=str(path),
         rank=tracefiles.rank_of(told, path) if rank is None else rank,
         world_size=world_size if world_size > 0 else None,
-        host=kineto.text_of(told.get("host_name", told.get("hostname"))),
+        host=text_of(told.get("host_name", told.get("hostname"))),
         device_model=model,
         num_devices=num_devices,
         epoch=epoch,
@@ -187,7 +187,7 @@ def read_all(traces: TraceSet) -> Iterator[Trace]:
         yield timelines[file.path].pop(file.rank)
 
 
-def _ordered(columns: dict[str, npt.NDArray[Any]], losses: kineto.Losses) -> tuple[dict[str, npt.NDArray[Any]], Int32s]:
+def _ordered(columns: dict[str, npt.NDArray[Any]], losses: Losses) -> tuple[dict[str, npt.NDArray[Any]], Int32s]:
     """Columns sorted by (ts, -dur, order in the file) without events of absurd times, and old row -> new row (-1 = left out).
 
     Takes `columns` apart while it goes, so that only one column is held twice.
@@ -227,7 +227,7 @@ def _apply_base(ts: Int64s, base: Any) -> bool:
         return False
     if int(ts[0]) >= _ABSOLUTE_NS:
         return True
-    offset = kineto.integer(base, 0)
+    offset = integer(base, 0)
     if offset < _ABSOLUTE_NS:
         return False
     ts += offset
@@ -237,7 +237,7 @@ def _apply_base(ts: Int64s, base: Any) -> bool:
 def _device(properties: Any, device: Int32s) -> tuple[str, int]:
     """(model of the device that this rank used, number of devices listed)."""
     listed = [item for item in properties if isinstance(item, dict)] if isinstance(properties, list) else []
-    names = {kineto.integer(item.get("id"), -1, 32): kineto.text_of(item.get("name")).strip() for item in listed}
+    names = {integer(item.get("id"), -1, 32): text_of(item.get("name")).strip() for item in listed}
     used = device[device >= 0]
     most = int(np.bincount(used[used < 65536]).argmax()) if len(used) and int(used.min()) < 65536 else -1
     return names.get(most) or next((name for name in names.values() if name), ""), len(listed)
@@ -252,5 +252,7 @@ def _with_device_note(damage: Damage, columns: Mapping[str, npt.NDArray[Any]], s
     launches = sum(count for name, count in calls.items() if "launch" in strings[name].lower())
     if not launches:
         return damage
-    note = f"no device records although {launches} kernel launches were traced; the device's part of this rank is unknown"
+    note = (
+        f"no device records although {launches} kernel launches were traced; the device's part of this rank is unknown"
+    )
     return replace(damage, notes=(*damage.notes, note))

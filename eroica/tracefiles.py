@@ -19,6 +19,7 @@ from typing import Any
 
 from eroica import kineto, timeline
 from eroica.errors import DataError, EroicaError, UserError
+from eroica.records import integer
 
 MANIFEST = "manifest.json"
 MANIFEST_SCHEMA = "eroica.manifest/1"
@@ -78,7 +79,7 @@ def _rank_in_metadata(metadata: Mapping[str, Any]) -> int | None:
     info = metadata.get("distributedInfo")
     for holder in (info, metadata):
         if isinstance(holder, Mapping):
-            rank = kineto.integer(holder.get("rank"), -1, 32)
+            rank = integer(holder.get("rank"), -1, 32)
             if rank >= 0:
                 return rank
     return None
@@ -177,11 +178,15 @@ def _resolve(named: Sequence[Path], offered: Sequence[Path]) -> TraceSet:
     ranked += _number(ranked, unranked, notes)
     if not ranked:
         where = f"; {len(ignored)} files were looked at" if ignored else ""
-        raise UserError(f"no trace files found{where}; eroica reads Kineto JSON, plain or gzip, and op timelines in parquet")
+        raise UserError(
+            f"no trace files found{where}; eroica reads Kineto JSON, plain or gzip, and op timelines in parquet"
+        )
     _refuse_clashes(ranked)
     if len(sizes) > 1:
         notes.append(f"files disagree on the world size: {', '.join(map(str, sorted(sizes)))}; are they of one job?")
-    world_size = world_size or (max(sizes) if sizes else timeline.world_size([file.path for file in ranked if file.timeline]))
+    world_size = world_size or (
+        max(sizes) if sizes else timeline.world_size([file.path for file in ranked if file.timeline])
+    )
     if ignored:
         notes.append(f"{len(ignored)} files were ignored since they are no traces")
     return TraceSet(tuple(sorted(ranked, key=lambda file: file.rank)), world_size, tuple(notes), tuple(ignored))
@@ -230,9 +235,11 @@ def _manifest(path: Path) -> tuple[dict[str, int], int | None]:
             raise UserError(f"{path}: ranks must map numbers to file names, not {key!r} to {name!r}")
         file = path.parent / name
         if not file.exists():
-            raise UserError(f"{path}: names {name} for rank {key}, which does not exist; copy it here or remove the entry")
+            raise UserError(
+                f"{path}: names {name} for rank {key}, which does not exist; copy it here or remove the entry"
+            )
         result[os.path.realpath(file)] = int(key)
-    size = kineto.integer(told.get("world_size"), 0, 32)
+    size = integer(told.get("world_size"), 0, 32)
     return result, size if size > 0 else None
 
 
@@ -257,7 +264,7 @@ def _peek(path: Path, *, whole: bool) -> _Peek:
         if whole and "distributedInfo" not in found and rank_in_name(path) is None:
             found = _told(_last_bytes(raw, text, inflater is not None))
     info = found.get("distributedInfo")
-    size = kineto.integer(info.get("world_size"), 0, 32) if isinstance(info, dict) else 0
+    size = integer(info.get("world_size"), 0, 32) if isinstance(info, dict) else 0
     return _Peek(True, _rank_in_metadata(found), size if size > 0 else None)
 
 
