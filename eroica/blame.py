@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from eroica.causes import Cause, cause_of
+from eroica.causes import WORK_EXPLAINS, Cause, cause_of
 from eroica.collectives import Float64s
 from eroica.critical_path import OWN_WORK, Activity
 from eroica.localization import EFFECT_FLOOR, Localization, Roles, family_quantile
@@ -226,8 +226,7 @@ def rotating_excess(stacked: Stacked, roles: Roles, iteration_s: float, roots: I
     if activity is None or named is None:
         cause = Cause("unknown", False, "no named function holds the excess of these steps", ())
     else:
-        hit_ranks = np.unique(cells[:, 0]).astype(np.intp)
-        cause = _rotating_cause(stacked, activity, hit_ranks, cells, over)
+        cause = _rotating_cause(stacked, activity, cells)
     if one_rank:
         culprit = np.array([ranks[counts.argmax()]], np.intp)
         spacing = np.diff(np.sort(stacked.steps[cells[cells[:, 0] == culprit[0], 1]]))
@@ -236,12 +235,16 @@ def rotating_excess(stacked: Stacked, roles: Roles, iteration_s: float, roots: I
     return Excess(np.empty(0, np.intp), "rotating", "rotating", activity, named, mean_s, coverage, len(hit) / num_steps, cause)
 
 
-def _rotating_cause(stacked: Stacked, activity: Activity, ranks: Indices, cells: npt.NDArray[np.intp], over: Float64s) -> Cause:
+def _rotating_cause(stacked: Stacked, activity: Activity, cells: npt.NDArray[np.intp]) -> Cause:
+    by_work = stacked.top_by_work[cells[:, 0], cells[:, 1]]
+    told = by_work[np.isfinite(by_work)]
+    if activity in (Activity.COMPUTE, Activity.OPERATOR, Activity.MEMORY) and len(told) and np.median(told) >= WORK_EXPLAINS:
+        return Cause("load_imbalance", True, f"these ranks had more work in these steps: it explains {np.median(told):.0%} of the longer time", ())
+    same_work = ("load_imbalance: the work of these steps is the usual",) if len(told) else ()
+    if activity in (Activity.COMPUTE, Activity.OPERATOR, Activity.LAUNCH):
+        return Cause("sync_amplification", False, "delays of changing ranks, in the same functions, add up at each synchronisation", same_work)
     everyone = np.arange(len(stacked), dtype=np.intp)
-    cause = cause_of(stacked, activity, ranks, everyone, float("inf"), Phase.NONE)
-    if cause.cause in ("gpu_compute", "unknown"):
-        return Cause("sync_amplification", False, "delays of changing ranks, in the same kernels, add up at each synchronisation", cause.ruled_out)
-    return cause
+    return cause_of(stacked, activity, np.unique(cells[:, 0]).astype(np.intp), everyone, float("inf"), Phase.NONE)
 
 
 def idle_excesses(stacked: Stacked, roles: Roles, iteration_s: float, roots: Indices) -> list[Excess]:

@@ -67,6 +67,8 @@ class Ledger:
     """(I,) Index, in the rank's patterns, of the function that exceeded its own median most; -1 = none."""
     top_excess_s: Float32s
     """(I,) By how much."""
+    top_by_work: Float32s
+    """(I,) Share of that excess, 0..1, that more work in the step explains; NaN = the function does not tell its work."""
     channels: tuple[Channel, ...]
     channel_count: Float32s
     """(C,) Communications per iteration."""
@@ -149,8 +151,19 @@ def _fold(values: Float64s, count: int) -> Float32s:
     return (np.add.reduceat(values, edges) / sizes).astype(np.float32)
 
 
-def ledger_of(trace: Trace, path: CriticalPath, top_function: Int32s, top_excess_s: Float64s) -> Ledger:
-    """Account of one rank. `top_function`, `top_excess_s`: (iterations,) from its patterns."""
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """Per iteration of one rank the function that exceeded its own median most. Shapes (iterations,)."""
+
+    function: Int32s
+    """Index in the rank's patterns; -1 = none."""
+    excess_s: Float64s
+    by_work: Float64s
+    """Share of the excess that more work explains; NaN = not told."""
+
+
+def ledger_of(trace: Trace, path: CriticalPath, peaks: Peaks) -> Ledger:
+    """Account of one rank."""
     iterations = path.iterations
     count = iterations.count
     owned_s = path.owned_ns / 1e9
@@ -224,14 +237,16 @@ def ledger_of(trace: Trace, path: CriticalPath, top_function: Int32s, top_excess
         open_until = [t for t in open_until if t > now]
         in_flight[r] = min(len(open_until), 255)
         open_until.append(now + int(trace.dur_ns[rows[r]]))
+    kept = np.linspace(0, count, min(count, MAX_ITERATIONS), endpoint=False).astype(int)
     return Ledger(
         steps=_fold(iterations.steps.astype(np.float64), MAX_ITERATIONS).astype(np.int64),
         length_s=_fold(length, MAX_ITERATIONS),
         own_s=_fold(own, MAX_ITERATIONS),
         exposed_s=_fold(by_joinable[:, 1], MAX_ITERATIONS),
         waiting_s=_fold(waiting, MAX_ITERATIONS),
-        top_function=top_function[np.linspace(0, count, min(count, MAX_ITERATIONS), endpoint=False).astype(int)].astype(np.int32),
-        top_excess_s=_fold(top_excess_s, MAX_ITERATIONS),
+        top_function=peaks.function[kept],
+        top_excess_s=_fold(peaks.excess_s, MAX_ITERATIONS),
+        top_by_work=peaks.by_work[kept].astype(np.float32),
         channels=names,
         channel_count=(np.bincount(channel, minlength=len(names)) / max(count, 1)).astype(np.float32),
         channel_exposed_s=(per_channel / max(count, 1)).astype(np.float32),

@@ -465,8 +465,9 @@ def _launch_rows(trace: Trace, host_rows: npt.NDArray[np.intp]) -> Int32s:
 def _give_gaps_to_syncs(trace: Trace, host: _Host, device: Cover, window: tuple[int, int]) -> _Host:
     """An idle device after a host sync that drained its queue belongs to that sync: refilling the queue is its cost.
 
-    Work that would leave the device idle in any case (input, checkpoint, compile, collection, allocator, one long Python
-    frame) keeps its own time.
+    Work that would leave the device idle in any case (input, checkpoint, compile, collection, allocator, a call out of Python
+    that holds most of the gap, such as a write or a sleep) keeps its own time; plain Python frames do not, since with a full
+    queue the device would not have noticed them.
     """
     syncs = np.flatnonzero(host.activity == Activity.SYNC)
     low, high = device.gaps(*window)
@@ -484,7 +485,8 @@ def _give_gaps_to_syncs(trace: Trace, host: _Host, device: Cover, window: tuple[
     length = np.minimum(host.end, high[piece_gap]) - np.maximum(host.start, low[piece_gap])
     owner = sync_of[piece_gap]
     light = np.isin(host.activity, (Activity.OPERATOR, Activity.LAUNCH, Activity.SYNC))
-    light |= (host.activity == Activity.PYTHON) & (length * 5 < high[piece_gap] - low[piece_gap])
+    calls = np.array([text.startswith("<built-in ") for text in trace.strings], bool)[trace.name[host.event]]
+    light |= (host.activity == Activity.PYTHON) & ~(calls & (length * 2 > high[piece_gap] - low[piece_gap]))
     moved = (owner >= 0) & light & (length > 0)
     event, activity = host.event.copy(), host.activity.copy()
     event[moved] = host.event[owner[moved]]

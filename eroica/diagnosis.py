@@ -111,16 +111,27 @@ class _Pricer:
         seconds = min(max(seconds, 0.0), self._iteration_s)
         return Impact(seconds, seconds / self._iteration_s if self._iteration_s > 0 else None, method)
 
-    def less(self, ranks: Indices, seconds: Float64s) -> Impact:
-        """`seconds`: (len(ranks),) own time per iteration to take away from each."""
+    def less(self, ranks: Indices, seconds: Float64s, others: Sequence[tuple[Indices, Float64s]] = ()) -> Impact:
+        """What comes back without `seconds` (own time per iteration of each of `ranks`).
+
+        `others` are the excesses of other findings: where one of them hides this one (both are late for the same
+        collective, so mending one alone changes little), what this one costs once they are mended counts instead.
+        """
+        alone = self._length([]) - self._length([(ranks, seconds)])
+        last = self._length(others) - self._length([*others, (ranks, seconds)]) if others else alone
+        return self._share(max(alone, last), "replay" if self._replay is not None else "ledger")
+
+    def _length(self, less: Sequence[tuple[Indices, Float64s]]) -> float:
+        """Iteration without these excesses, up to a constant."""
         stacked = self._stacked
-        stable = np.nanmedian(stacked.own_s, axis=1)
+        taken = np.zeros(len(stacked))
+        for ranks, seconds in less:
+            taken[ranks] += seconds
         if self._replay is not None:
-            scale = {int(w): float(max(1 - s / stable[w], 0.0)) for w, s in zip(ranks, seconds, strict=True) if stable[w] > 0}
-            return self._share(self._replay.replayed_s - self._replay.without(scale), "replay")
-        after = stacked.own_s.copy()
-        after[ranks] -= seconds[:, None]
-        return self._share(self._maximum(stacked.own_s) - self._maximum(after), "ledger")
+            stable = np.nanmedian(stacked.own_s, axis=1)
+            scale = {int(w): float(max(1 - taken[w] / stable[w], 0.0)) for w in np.flatnonzero(taken) if stable[w] > 0}
+            return self._replay.without(scale) if scale else self._replay.replayed_s
+        return self._maximum(stacked.own_s - taken[:, None])
 
     def without_peaks(self, ranks: Indices | None) -> Impact:
         """Each rank's steps held at its own median above its role's level: what rotating excess costs."""
@@ -153,12 +164,13 @@ def _pattern(stacked: Stacked, rows: Indices, function: int | None) -> PatternVa
     )
 
 
-def _excess_draft(stacked: Stacked, excess: Excess, pricer: _Pricer, iteration_s: float) -> _Draft:
+def _excess_draft(stacked: Stacked, excess: Excess, pricer: _Pricer, iteration_s: float, all_excesses: Sequence[Excess] = ()) -> _Draft:
     evidence = []
+    others = [(e.ranks, np.full(len(e.ranks), e.seconds)) for e in all_excesses if e is not excess and e.steps == "stable" and len(e.ranks)]
     named = stacked.functions[excess.function] if excess.function is not None else None
     where = f" in {named.name}" if named is not None else ""
     if excess.steps == "stable":
-        impact = pricer.less(excess.ranks, np.full(len(excess.ranks), excess.seconds)) if excess.scope != "all" else Impact(excess.seconds, excess.seconds / iteration_s, "pattern")
+        impact = pricer.less(excess.ranks, np.full(len(excess.ranks), excess.seconds), others) if excess.scope != "all" else Impact(excess.seconds, excess.seconds / iteration_s, "pattern")
         if excess.scope == "rank":
             text = f"own time of rank {format_ranks(stacked.ranks[excess.ranks].tolist())} exceeds its peers' by {_ms(excess.seconds)} per iteration{where}, in {excess.share_of_steps:.0%} of the steps"
         elif excess.scope == "group":
@@ -174,7 +186,7 @@ def _excess_draft(stacked: Stacked, excess: Excess, pricer: _Pricer, iteration_s
     return _Draft(excess.cause, excess.scope, excess.ranks, hosts, excess.steps, excess.function, impact, excess.coverage, tuple(evidence))
 
 
-def _network_draft(stacked: Stacked, slow: SlowTransfer, iteration_s: float) -> _Draft:
+def _network_draft(stacked: Stacked, slow: SlowTransfer, iteration_s: float, waits: Float64s) -> _Draft:
     names = [stacked.joined.channels[c] for c in slow.channels]
     shown = ", ".join(f"{n.key} ({n.description})" if n.description else n.key for n in names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
     evidence = [
@@ -198,8 +210,19 @@ def _network_draft(stacked: Stacked, slow: SlowTransfer, iteration_s: float) -> 
     else:
         cause = Cause("fabric_contention", False, "groups tell no host or link apart", ())
     function = _collective_function(stacked, slow)
-    impact = Impact(slow.seconds, slow.seconds / iteration_s if iteration_s else None, "ledger")
+    seconds = slow.seconds
+    slowed = np.unique(np.concatenate([_members(stacked, c) for c in slow.channels]))
+    rest = np.setdiff1d(np.arange(len(stacked)), slowed)
+    if len(rest):
+        # Part of a slow transfer may hide behind slack; what it costs is what the other ranks wait for these.
+        seconds = min(seconds, max(float(np.median(waits[rest]) - np.median(waits[slowed])), 0.0))
+    impact = Impact(seconds, seconds / iteration_s if iteration_s else None, "ledger")
     return _Draft(cause, slow.scope, slow.ranks, slow.hosts, "stable", function, impact, 0.9 if not slow.undecided else 0.4, tuple(evidence), link, slow)
+
+
+def _members(stacked: Stacked, channel: int) -> Indices:
+    joined = stacked.joined
+    return np.unique(joined.rank[joined.channel[joined.which] == channel]).astype(np.intp)
 
 
 def _collective_function(stacked: Stacked, slow: SlowTransfer) -> int | None:
@@ -294,7 +317,7 @@ def _consequences(stacked: Stacked, blamed: set[int], waits: Float64s, iteration
     return tuple(
         Consequence(
             format_ranks(stacked.ranks[rows].tolist()), name,
-            f"wait {_ms(float(np.median(waits[rows])))} per iteration in {name}: late peers, not slow themselves",
+            f"wait {_ms(float(np.median(waits[rows])))} per iteration for late peers; not slow themselves",
         )
         for name, rows in groups.items()
     )  # fmt: skip
@@ -373,7 +396,7 @@ def diagnose_in_detail(stacked: Stacked, context: Context | None = None) -> tupl
     coverage = _coverage(stacked, context)
     waits, transfer = waits_of(stacked) if len(stacked) else (np.empty(0), np.empty(0))
     usable = len(stacked) >= 2 and coverage.explained_share >= LEAST_EXPLAINED and iteration_s > 0
-    drafts = _drafts(stacked, roles, where, context, iteration_s) if usable else []
+    drafts = _drafts(stacked, roles, where, context, iteration_s, waits) if usable else []
     if usable and not drafts:
         coverage = replace(coverage, notes=(*coverage.notes, *_advice_notes(stacked)))
     evidence: dict[str, Evidence] = {}
@@ -432,7 +455,7 @@ def _iso(ns: int | None) -> str | None:
         return None
 
 
-def _drafts(stacked: Stacked, roles: Roles, where: Localization, context: Context, iteration_s: float) -> list[_Draft]:
+def _drafts(stacked: Stacked, roles: Roles, where: Localization, context: Context, iteration_s: float, waits: Float64s) -> list[_Draft]:
     pricer = _Pricer(stacked, roles, iteration_s)
     roots = np.array([row for row, _, _ in stable_roots(stacked, roles, iteration_s)], np.intp)
     excesses = stable_excesses(stacked, roles, where, iteration_s)
@@ -441,8 +464,8 @@ def _drafts(stacked: Stacked, roles: Roles, where: Localization, context: Contex
         excesses.append(rotating)
     excesses.extend(idle_excesses(stacked, roles, iteration_s, roots))
     excesses.extend(heavy_roles(stacked, roles, iteration_s, roots))
-    drafts = [_excess_draft(stacked, e, pricer, iteration_s) for e in excesses]
-    drafts.extend(_network_draft(stacked, slow, iteration_s) for slow in slow_transfers(stacked, context.baseline, iteration_s))
+    drafts = [_excess_draft(stacked, e, pricer, iteration_s, excesses) for e in excesses]
+    drafts.extend(_network_draft(stacked, slow, iteration_s, waits) for slow in slow_transfers(stacked, context.baseline, iteration_s))
     drafts = [d for d in drafts if (d.impact.seconds_per_iteration or 0.0) >= EFFECT_FLOOR / 2 * iteration_s]
     if context.baseline is not None and len(context.baseline):
         gap = iteration_s - _iteration_s(context.baseline)

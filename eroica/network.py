@@ -10,7 +10,7 @@ Used by `diagnosis`.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -25,6 +25,8 @@ SLOWER = 1.15
 """A group's transfers must be this much longer than its siblings' at the median: shared links make a few percent normal."""
 SPREADS = 5.0
 """And this many robust spreads of its siblings away."""
+MANY_HOSTS = 16
+"""Groups over more hosts than this are not searched for pairs: they cross too many links to name one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,78 +119,117 @@ def slow_transfers(stacked: Stacked, baseline: Stacked | None, iteration_s: floa
     families: dict[tuple[object, ...], list[_Lane]] = defaultdict(list)
     for lane in lanes:
         families[lane.shape].append(lane)
-    found: list[SlowTransfer] = []
-    for family in families.values():
+    slow: list[_Slow] = []
+    quick: list[_Lane] = []
+    for number, family in enumerate(families.values()):
+        found = _against_siblings(family, number) if len(family) >= 3 else []
+        slow.extend(found)
         if len(family) >= 3:
-            found.extend(_against_siblings(stacked, family, iteration_s))
-    named = {c for slow in found for c in slow.channels}
+            late = {item.lane.channel for item in found}
+            quick.extend(lane for lane in family if lane.channel not in late)
+    transfers = _explain(stacked, slow, quick, "siblings")
     if baseline is not None:
         before = {baseline.joined.channels[lane.channel].key: lane for lane in _lanes(baseline)}
-        late = []
-        for lane in lanes:
-            known = before.get(stacked.joined.channels[lane.channel].key)
-            if known is None or lane.channel in named or len(known.transfer_s) != len(lane.transfer_s):
-                continue
-            ratio = float(np.median(lane.transfer_s / np.maximum(known.transfer_s, 1e-9)))
-            seconds = lane.exposed_s - known.exposed_s
-            if ratio > max(SLOWER, 1 + SPREADS * max(known.spread, lane.spread) / 2) and seconds > EFFECT_FLOOR * iteration_s:
-                late.append((lane, ratio, seconds))
-        if late:
-            worst = max(seconds for _, _, seconds in late)
-            ranks = np.unique(np.concatenate([lane.ranks for lane, _, _ in late]))
-            hosts = frozenset().union(*(lane.hosts for lane, _, _ in late))
-            found.append(
-                SlowTransfer(
-                    "group", tuple(sorted(hosts)) if len(hosts) < len(set(stacked.hosts)) else (), tuple(lane.channel for lane, _, _ in late), ranks, worst,
-                    float(np.median([r for _, r, _ in late])), "baseline", all(len(lane.hosts) == 1 for lane, _, _ in late) and len(set(stacked.hosts)) > 1,
-                    "every group is slower than in the healthy window, so groups cannot tell which link it is",
-                )
-            )  # fmt: skip
-    return found
+        named = {c for transfer in transfers for c in transfer.channels}
+        keys = {lane.channel: stacked.joined.channels[lane.channel].key for lane in lanes}
+        grown, steady = _against_baseline([lane for lane in lanes if lane.channel not in named], before, keys)
+        transfers.extend(_explain(stacked, grown, steady, "baseline"))
+    return [t for t in transfers if t.seconds >= EFFECT_FLOOR * iteration_s]
 
 
-def _against_siblings(stacked: Stacked, family: Sequence[_Lane], iteration_s: float) -> list[SlowTransfer]:
-    num = min(len(lane.transfer_s) for lane in family)
-    table = np.array([lane.transfer_s[:num] for lane in family])
+@dataclass(frozen=True, slots=True)
+class _Slow:
+    """A lane with its distance to the reference."""
+
+    lane: _Lane
+    ratio: float
+    seconds: float
+    """Exposed transfer above the reference, per iteration."""
+    family: int
+
+
+def _against_siblings(family: Sequence[_Lane], number: int) -> list[_Slow]:
+    length = min(len(lane.transfer_s) for lane in family)
+    table = np.array([lane.transfer_s[:length] for lane in family])
     ratio = np.median(table / np.maximum(np.median(table, axis=0), 1e-9), axis=1)
+    # With as many slow groups as others the median is no reference; the fast part is.
     low = float(np.quantile(ratio, 0.25, method="lower"))
-    # With as many slow groups as others the median is no reference; the fast half is.
     fast = ratio[ratio <= low * SLOWER]
-    ratio = ratio / float(np.median(fast))
-    spread = max(float(1.4826 * np.median(np.abs(fast / np.median(fast) - 1))), 0.01)
-    calm = [lane for lane, r in zip(family, ratio, strict=True) if r <= SLOWER]
-    if len(calm) < max(2, len(family) // 4):
+    if len(fast) < max(2, len(family) // 4):
         return []
-    normal = float(np.median([lane.exposed_s for lane in calm]))
-    limit = max(SLOWER, 1 + SPREADS * spread)
-    slow = [(lane, float(r)) for lane, r in zip(family, ratio, strict=True) if r > limit and lane.exposed_s - normal > EFFECT_FLOOR / 2 * iteration_s]
-    if not slow or max(lane.exposed_s for lane, _ in slow) - normal <= EFFECT_FLOOR * iteration_s:
-        return []
-    slow_lanes = [lane for lane, _ in slow]
-    quick = [lane for lane in family if lane not in slow_lanes]
-    scope, hosts, undecided = _where([lane.hosts for lane in slow_lanes], [lane.hosts for lane in quick])
-    ranks = np.unique(np.concatenate([lane.ranks for lane in slow_lanes]))
+    middle = float(np.median(fast))
+    limit = max(SLOWER, 1 + SPREADS * max(float(1.4826 * np.median(np.abs(fast / middle - 1))), 0.01))
+    normal = float(np.median([lane.exposed_s for lane, r in zip(family, ratio, strict=True) if r <= low * SLOWER]))
+    return [_Slow(lane, float(r / middle), max(lane.exposed_s - normal, 0.0), number) for lane, r in zip(family, ratio, strict=True) if r / middle > limit]
+
+
+def _against_baseline(lanes: Sequence[_Lane], before: Mapping[str, _Lane], keys: Mapping[int, str]) -> tuple[list[_Slow], list[_Lane]]:
+    grown, steady = [], []
+    for number, lane in enumerate(lanes):
+        known = before.get(keys[lane.channel])
+        if known is None or len(known.transfer_s) != len(lane.transfer_s):
+            continue
+        ratio = float(np.median(lane.transfer_s / np.maximum(known.transfer_s, 1e-9)))
+        if ratio > max(SLOWER, 1 + SPREADS * max(known.spread, lane.spread) / 2):
+            grown.append(_Slow(lane, ratio, max(lane.exposed_s - known.exposed_s, 0.0), number))
+        else:
+            steady.append(lane)
+    return grown, steady
+
+
+def _explain(stacked: Stacked, slow: Sequence[_Slow], quick: Sequence[_Lane], reference: str) -> list[SlowTransfer]:
+    """Hosts and links that explain the slow lanes: each lies in slow lanes only; the one that explains most comes first."""
+    left = list(slow)
+    explained = []
+    while left:
+        hosts_of = [item.lane.hosts for item in left]
+        everywhere = sorted(frozenset().union(*hosts_of))
+        hosts = [h for h in everywhere if not any(h in lane.hosts for lane in quick)]
+        pairs = sorted({pair for some in hosts_of if len(some) <= MANY_HOSTS for pair in combinations(sorted(some), 2)})
+        pairs = [p for p in pairs if not any(lane.hosts.issuperset(p) for lane in quick)]
+        reach = {(h,): sum(h in some for some in hosts_of) for h in hosts} | {p: sum(some.issuperset(p) for some in hosts_of) for p in pairs}
+        best = max(reach, key=lambda place: (reach[place], -len(place), place), default=None)
+        rivals = [place for place in reach if best is not None and reach[place] == reach[best] and place != best]
+        if best is None or (reference == "baseline" and not quick):
+            explained.append(_transfer(stacked, left, "group", (), reference, "the slow groups share no single host or pair of hosts that other groups avoid"))
+            break
+        mine = [item for item in left if item.lane.hosts.issuperset(best)]
+        undecided = ""
+        scope = "host" if len(best) == 1 else "link"
+        if scope == "host" and any(len(rival) == 1 for rival in rivals):
+            shared = frozenset.intersection(*(item.lane.hosts for item in mine))
+            if len(shared) == 2:
+                best, scope = tuple(sorted(shared)), "link"
+                undecided = "the slow groups cross the same two hosts and no other group does, so the link and its two ends cannot be told apart"
+            else:
+                explained.append(_transfer(stacked, left, "group", (), reference, "several hosts are in all slow groups and in no other"))
+                break
+        explained.append(_transfer(stacked, mine, scope, best, reference, undecided))
+        left = [item for item in left if item not in mine]
+    return explained
+
+
+def _transfer(stacked: Stacked, items: Sequence[_Slow], scope: str, hosts: tuple[str, ...], reference: str, undecided: str) -> SlowTransfer:
+    lanes = [item.lane for item in items]
+    ranks = np.unique(np.concatenate([lane.ranks for lane in lanes]))
     if scope == "host":
         ranks = np.array([w for w in range(len(stacked)) if stacked.hosts[w] in hosts], np.intp)
-    seconds = max(lane.exposed_s for lane in slow_lanes) - normal
-    return [
-        SlowTransfer(
-            scope, hosts, tuple(lane.channel for lane in slow_lanes), ranks, float(seconds), float(np.median([r for _, r in slow])), "siblings",
-            all(len(lane.hosts) == 1 for lane in slow_lanes), undecided,
-        )
-    ]  # fmt: skip
-
-
-def _where(slow: Sequence[frozenset[str]], quick: Sequence[frozenset[str]]) -> tuple[str, tuple[str, ...], str]:
-    """The smallest thing that all slow groups share and that no quick group has."""
-    shared = frozenset.intersection(*slow)
-    guilty = sorted(h for h in shared if not any(h in hosts for hosts in quick))
-    pairs = [pair for pair in combinations(sorted(shared), 2) if not any(set(pair) <= hosts for hosts in quick)]
-    if len(guilty) == 1:
-        return "host", (guilty[0],), ""
-    if not guilty and len(pairs) == 1:
-        return "link", pairs[0], ""
-    if guilty and len(slow) == 1 and len(guilty) == 2:
-        return "link", (guilty[0], guilty[1]), "only one group crosses these hosts, so the link and its two ends cannot be told apart"
-    everyone = tuple(sorted(frozenset().union(*slow)))
-    return "group", everyone, "the slow groups share no single host or pair of hosts" if not guilty else "several hosts are in all slow groups and in no other"
+    if scope == "group":
+        several = len(set(stacked.hosts)) > 1
+        union = frozenset().union(*(lane.hosts for lane in lanes))
+        hosts = tuple(sorted(union)) if several and len(union) < len(set(stacked.hosts)) else ()
+    # Groups of one family run side by side on different ranks; families follow each other.
+    by_family: dict[int, float] = defaultdict(float)
+    for item in items:
+        by_family[item.family] = max(by_family[item.family], item.seconds)
+    return SlowTransfer(
+        scope=scope,
+        hosts=hosts,
+        channels=tuple(lane.channel for lane in lanes),
+        ranks=ranks,
+        seconds=sum(by_family.values()),
+        ratio=float(np.median([item.ratio for item in items])),
+        reference=reference,
+        on_one_host=all(len(lane.hosts) == 1 for lane in lanes) and len(set(stacked.hosts)) > 1,
+        undecided=undecided,
+    )

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from eroica.collectives import Float32s, Float64s, Joined, Ledger, join, ledger_of
+from eroica.collectives import Float32s, Float64s, Joined, Ledger, Peaks, join, ledger_of
 from eroica.critical_path import NUM_ACTIVITIES, OWN_WORK, Activity, CriticalPath, Int32s, UInt8s, critical_spans
 from eroica.intervals import Int64s
 from eroica.job import ProcessGroup
@@ -241,8 +241,8 @@ def _utilisation(trace: Trace, path: CriticalPath, samples: Samples | None) -> t
     return mean, spread, source
 
 
-def _patterns(trace: Trace, path: CriticalPath, samples: Samples | None) -> tuple[Patterns, Int32s, Float64s]:
-    """Patterns, and per iteration the function that exceeded its own median most, with the excess in seconds."""
+def _patterns(trace: Trace, path: CriticalPath, samples: Samples | None) -> tuple[Patterns, Peaks]:
+    """Patterns, and per iteration the function that exceeded its own median most."""
     window_ns = max(path.iterations.window_ns, 1)
     count = path.iterations.count
     activity_beta = np.bincount(path.activity, weights=path.owned_ns, minlength=NUM_ACTIVITIES) / window_ns
@@ -305,16 +305,30 @@ def _patterns(trace: Trace, path: CriticalPath, samples: Samples | None) -> tupl
     )
     place = np.full(len(keys), -1, np.int32)
     place[order] = np.arange(len(order))
-    by_step = np.zeros((len(order), count))
-    told_rows = place[group] >= 0
-    np.add.at(by_step, (place[group[told_rows]], path.iteration[told_rows]), path.owned_ns[told_rows] / 1e9)
-    own = np.array([f.activity in OWN_WORK for f in functions], bool)
+    of_span = place[group]
+    shape = (len(order), count)
+    told_spans = of_span >= 0
+    seconds = np.zeros(shape)
+    np.add.at(seconds, (of_span[told_spans], path.iteration[told_spans]), path.owned_ns[told_spans] / 1e9)
+    asked_spans = first[told & told_spans[first]]
+    step_work = np.zeros(shape)
+    np.add.at(step_work, (of_span[asked_spans], path.iteration[asked_spans]), trace.work[path.event[asked_spans]])
+    return patterns, _peaks(seconds, step_work, np.array([f.activity in OWN_WORK for f in functions], bool))
+
+
+def _peaks(seconds: Float64s, work: Float64s, own: npt.NDArray[np.bool_]) -> Peaks:
+    """`seconds`, `work`: (F, I) of each function in each iteration; `own`: (F,) which count as own work."""
+    count = seconds.shape[1]
     if not own.any() or count < 2:
-        return patterns, np.full(count, -1, np.int32), np.zeros(count)
-    excess = by_step - np.median(by_step, axis=1, keepdims=True)
+        return Peaks(np.full(count, -1, np.int32), np.zeros(count), np.full(count, np.nan))
+    usual, usual_work = np.median(seconds, axis=1), np.median(work, axis=1)
+    excess = seconds - usual[:, None]
     excess[~own] = -np.inf
     best = excess.argmax(0)
-    return patterns, best.astype(np.int32), np.maximum(excess[best, np.arange(count)], 0.0)
+    rise = np.maximum(excess[best, np.arange(count)], 0.0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        by_work = np.clip((work[best, np.arange(count)] / usual_work[best] - 1) * usual[best] / rise, 0.0, 1.0)
+    return Peaks(best.astype(np.int32), rise, np.where((usual_work[best] > 0) & (rise > 0), by_work, np.nan))
 
 
 def summarize(trace: Trace, samples: Samples | None = None) -> Summary:
@@ -323,8 +337,8 @@ def summarize(trace: Trace, samples: Samples | None = None) -> Summary:
     A trace of unknown rank is taken as rank 0 of its own: give `read_trace` a rank to say otherwise.
     """
     path = critical_spans(trace)
-    patterns, top, top_excess = _patterns(trace, path, samples)
-    ledger = ledger_of(trace, path, top, top_excess)
+    patterns, peaks = _patterns(trace, path, samples)
+    ledger = ledger_of(trace, path, peaks)
     num_kernels = int(np.count_nonzero(trace.category == Category.KERNEL))
     num_launches = int(np.count_nonzero((trace.category == Category.RUNTIME) & (trace.correlation > 0)))
     notes = list(trace.damage.notes)
@@ -405,6 +419,8 @@ class Stacked:
     """(W, I) Index into `functions`; -1 = none."""
     top_excess_s: Float64s
     """(W, I)"""
+    top_by_work: Float64s
+    """(W, I)"""
     joined: Joined
     summaries: tuple[Summary, ...]
     """As given, by rank: for groups, coverage, samples of the ledger."""
@@ -431,7 +447,7 @@ def stack(summaries: Sequence[Summary]) -> Stacked:
     work = np.full(shape, np.nan)
     source = np.zeros(shape, np.uint8)
     steps = np.unique(np.concatenate([s.ledger.steps for s in ordered])) if ordered else np.empty(0, np.int64)
-    length, own, exposed, waiting, top_excess = (np.full((len(ordered), len(steps)), np.nan) for _ in range(5))
+    length, own, exposed, waiting, top_excess, by_work = (np.full((len(ordered), len(steps)), np.nan) for _ in range(6))
     top = np.full((len(ordered), len(steps)), -1, np.int32)
     for w, summary in enumerate(ordered):
         patterns, ledger = summary.patterns, summary.ledger
@@ -440,7 +456,7 @@ def stack(summaries: Sequence[Summary]) -> Stacked:
         work[w, columns], count[w, columns], source[w, columns] = patterns.work, patterns.count, patterns.mu_source
         at = np.searchsorted(steps, ledger.steps)
         length[w, at], own[w, at], exposed[w, at], waiting[w, at] = ledger.length_s, ledger.own_s, ledger.exposed_s, ledger.waiting_s
-        top_excess[w, at] = ledger.top_excess_s
+        top_excess[w, at], by_work[w, at] = ledger.top_excess_s, ledger.top_by_work
         if len(columns):
             top[w, at] = np.where(ledger.top_function >= 0, columns[np.maximum(ledger.top_function, 0)], -1)
     told = [s.world_size for s in ordered if s.world_size]
@@ -468,6 +484,7 @@ def stack(summaries: Sequence[Summary]) -> Stacked:
         waiting_s=waiting,
         top_function=top,
         top_excess_s=top_excess,
+        top_by_work=by_work,
         joined=join([s.ledger for s in ordered]),
         summaries=ordered,
     )
