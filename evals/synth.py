@@ -21,7 +21,7 @@ from evals.base import Base, load_base
 from evals.cases_synth import BY_ID, Answer, Case
 from evals.emit import Rank, Template, Written, counters, emit
 from evals.faults import apply, calibrate, draw_culprits, mean_iteration_ns
-from evals.layouts import LAYOUTS, build
+from evals.layouts import LAYOUTS, MICROBATCHES, build
 from evals.program import Plan, Program, Times, draw_plan, simulate
 
 _PLANTED = {"gc": "gc", "sync_gap": "sync_gap", "allocator": "allocator"}
@@ -169,6 +169,8 @@ def cluster(
         ranks_per_host = max(1, world_size // 2)
     if chosen.layout == "tp_dp" and world_size < 32:
         ranks_per_host = max(1, world_size // 2)
+    if chosen.layout == "pp_dp":
+        max_events //= MICROBATCHES  # the piece is run once for each microbatch
     source = _base(base, LAYOUTS[chosen.layout], max_events)
     planted = next((_PLANTED[f.transform] for f in chosen.faults if f.transform in _PLANTED), None)
     planted = "gc_frame" if "gc_frame" in chosen.extras else planted
