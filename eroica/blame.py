@@ -23,10 +23,19 @@ Indices = npt.NDArray[np.intp]
 
 STEADY_SHARE = 0.6
 """A stable excess shows in at least this share of the steps."""
+FELT_SHARE = 0.3
+"""Part of an excess that must show in the rank's whole own time, or in what its peers wait for it."""
 SPREAD_FLOOR = 0.002
 """Devices of one model differ by a few tenths of a percent; a smaller spread of own times is luck of few ranks."""
-HOST_SPREAD_FLOOR = 0.012
-"""The same on CPU jobs, where the operating system moves threads about."""
+HOST_SPREAD_FLOOR = 0.015
+"""The same for operators and Python on CPU jobs, where the operating system moves threads about."""
+HOST_DIFFUSE_EFFECT = 0.15
+"""On CPU jobs, operators that are slower all over the place name nothing that can be mended: other processes on a busy host
+do that to any rank, so a small excess of this kind is not a finding."""
+HOST_SINGLE_EFFECT = 0.03
+"""On CPU jobs one operator or Python function must cost this share of the iteration."""
+JITTER_EFFECT = 0.20
+"""And single steps in which ordinary functions take up to three times as long are the host's jitter below this share."""
 FEW_ROTATING = 3
 """Cells that make a rotating excess; one or two are hiccups."""
 PART_FLOOR = 0.25
@@ -34,9 +43,11 @@ PART_FLOOR = 0.25
 HEAVY_ROLE = 0.10
 """A role must do this much more own work than the median of the others, relative to the iteration, to be a finding."""
 
+_DIFFUSE = frozenset({Activity.OPERATOR, Activity.LAUNCH, Activity.PYTHON})
+"""Host time that noise of the operating system inflates."""
 _REFILL = frozenset({Activity.OPERATOR, Activity.LAUNCH, Activity.PYTHON})
 """Host time that surfaces while a drained launch queue fills again: a shadow of what drained it."""
-_DRAINS = frozenset({Activity.INPUT, Activity.SYNC, Activity.ALLOCATOR, Activity.CHECKPOINT, Activity.GC, Activity.COMPILE, Activity.PYTHON})
+_DRAINS = frozenset({Activity.INPUT, Activity.SYNC, Activity.ALLOCATOR, Activity.CHECKPOINT, Activity.GC, Activity.COMPILE, Activity.PYTHON, Activity.MEMORY})
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,33 +93,99 @@ def _spread(excess: Float64s) -> float:
     return float(1.4826 * np.nanmedian(np.abs(excess - np.nanmedian(excess))))
 
 
-def stable_roots(stacked: Stacked, roles: Roles, iteration_s: float) -> list[tuple[int, float, float]]:
-    """(row, excess of own seconds per iteration, share of steps that show it) of each rank that always does more."""
-    roots = []
+@dataclass(frozen=True, slots=True)
+class Rise:
+    """One rank's excess in one activity, found significant."""
+
+    row: int
+    activity: Activity
+    seconds: float
+    """Per iteration above the peers."""
+    own_s: float
+    """The rank's whole own excess."""
+    share_of_steps: float
+
+
+def _scale_floor(activity: Activity, host_only: bool) -> float:
+    """Smallest believable spread of an activity's time over healthy ranks, as a share of the iteration."""
+    if activity in _DIFFUSE:
+        return HOST_SPREAD_FLOOR if host_only else SPREAD_FLOOR
+    return SPREAD_FLOOR
+
+
+def stable_rises(stacked: Stacked, roles: Roles, where: Localization, iteration_s: float) -> list[Rise]:
+    """Ranks that always do more own work of some kind than their peers.
+
+    Tested kind by kind, since noise in one (operators on a busy CPU) would hide a plain excess in another (input). The rank's
+    whole own time must exceed its peers', or the peers must wait for it, by part of the excess: what is made up for
+    elsewhere delays nobody.
+    """
+    found: list[Rise] = []
     floor_s = EFFECT_FLOOR * iteration_s
-    k = family_quantile(len(stacked))
-    host_only = not any(s.coverage.has_device for s in stacked.summaries)
+    host_only = is_host_only(stacked)
+    seconds = stacked.activity_beta * stacked.iteration_s[:, None]
+    kinds = [a for a in sorted(OWN_WORK) if float(seconds[:, a].max(initial=0.0)) > floor_s]
+    k = family_quantile(len(stacked) * max(len(kinds), 1))
+    waiting = stacked.exposed_s + stacked.waiting_s
     for role in range(len(roles.names)):
         members = roles.members(role)
         if len(members) < 2:
             continue
-        own = stacked.own_s[members]
-        stable = np.nanmedian(own, axis=1)
-        middle, excess = reference(stable, floor_s)
-        calm = excess[excess <= floor_s] if (excess <= floor_s).sum() >= 2 else excess
-        scale = max(_spread(calm) if len(calm) >= 3 else 0.0, (HOST_SPREAD_FLOOR if host_only else SPREAD_FLOOR) * iteration_s)
-        peers = excess <= floor_s
-        by_step = np.nanmedian(own[peers], axis=0) if peers.any() else np.nanmedian(own, axis=0)
-        over = own - by_step
-        for m, row in enumerate(members):
-            if excess[m] <= max(floor_s, k * scale):
+        own_excess = reference(np.nanmedian(stacked.own_s[members], axis=1), floor_s)[1]
+        for activity in kinds:
+            values = seconds[members, activity].astype(np.float64)
+            _, excess = reference(values, floor_s)
+            calm = excess <= floor_s
+            spread = _spread(excess[calm]) if calm.sum() >= 3 else 0.0
+            scale = max(spread, _scale_floor(activity, host_only) * iteration_s)
+            limit = max(floor_s, k * scale)
+            peers = np.flatnonzero(calm)
+            if not len(peers):
                 continue
-            seen = over[m][np.isfinite(over[m])]
-            noise = float(1.2533 * 1.4826 * np.median(np.abs(seen - np.median(seen))) / len(seen) ** 0.5) if len(seen) > 2 else 0.0
-            share = float((seen > 0.5 * excess[m]).mean()) if len(seen) else 0.0
-            if share >= STEADY_SHARE and excess[m] > 3 * noise:
-                roots.append((int(row), float(excess[m]), share))
-    return roots
+            usual, usual_wait = np.nanmedian(stacked.own_s[members[peers]], axis=0), np.nanmedian(waiting[members[peers]], axis=0)
+            for m in np.flatnonzero(excess > floor_s):
+                row = int(members[m])
+                rise = float(excess[m])
+                single = _single_function(stacked, where, row, activity, members[peers])
+                if activity in _DIFFUSE and host_only and (activity != Activity.PYTHON or single < 0.6 * rise):
+                    if rise < max(limit, HOST_DIFFUSE_EFFECT * iteration_s):
+                        continue
+                elif rise <= limit and single < 0.6 * rise:
+                    continue
+                over = stacked.own_s[row] - usual
+                late = usual_wait - waiting[row]
+                steps = np.isfinite(over) & np.isfinite(late)
+                if not steps.any():
+                    continue
+                part = 0.4 * rise
+                share = float(((over > part) | (late > part))[steps].mean())
+                felt = max(float(own_excess[m]), float(np.median(late[steps])))
+                if share >= STEADY_SHARE and felt >= FELT_SHARE * rise:
+                    found.append(Rise(row, activity, rise, max(float(own_excess[m]), rise), share))
+    return found
+
+
+def _single_function(stacked: Stacked, where: Localization, row: int, activity: Activity, peers: Indices) -> float:
+    """Excess, in seconds per iteration, of the one function of this kind that is unusual on this rank; 0 = none is.
+
+    On CPU jobs a function that its peers have too must at least double: less is what preemption does to any of them.
+    """
+    columns = [f for f in np.flatnonzero(where.unusual[row]) if stacked.functions[f].activity == activity]
+    if not columns:
+        return 0.0
+    mine = stacked.beta[row, columns] * stacked.iteration_s[row]
+    # A peer without the function may still spend up to its own cut-off in it.
+    floor = stacked.cutoff[peers]
+    theirs = np.median(np.maximum(stacked.beta[np.ix_(peers, columns)], floor[:, None]) * stacked.iteration_s[peers, None], axis=0)
+    rise = mine - theirs
+    if activity in _DIFFUSE and is_host_only(stacked):
+        rise = np.where((mine >= 2 * theirs) & (rise >= HOST_SINGLE_EFFECT * stacked.iteration_s[row]), rise, 0.0)
+    return float(rise.max())
+
+
+def is_host_only(stacked: Stacked) -> bool:
+    """No rank has device events: wall time on the host includes what other processes took."""
+    return not any(s.coverage.has_device for s in stacked.summaries)
 
 
 def _peers(roles: Roles, row: int, roots: Indices) -> Indices:
@@ -129,31 +206,32 @@ def _top_function(stacked: Stacked, activity: Activity, ranks: Indices, peers: I
 
 def stable_excesses(stacked: Stacked, roles: Roles, where: Localization, iteration_s: float) -> list[Excess]:
     """Stable own excess by rank and activity, ranks with the same cause gathered."""
-    roots = stable_roots(stacked, roles, iteration_s)
-    rows = np.array([row for row, _, _ in roots], np.intp)
+    rises = stable_rises(stacked, roles, where, iteration_s)
+    rows = np.array(sorted({rise.row for rise in rises}), np.intp)
     parts: list[Excess] = []
-    for row, excess_s, share in roots:
-        peers = _peers(roles, row, rows)
+    for row in rows:
+        peers = _peers(roles, int(row), rows)
         here = np.array([row], np.intp)
-        seconds = stacked.activity_beta[row] * stacked.iteration_s[row]
-        normal = np.median(stacked.activity_beta[peers] * stacked.iteration_s[peers, None], axis=0)
-        rise = {a: float(seconds[a] - normal[a]) for a in Activity if a in OWN_WORK}
-        ordered = sorted((a for a in rise if rise[a] > 0), key=lambda a: -rise[a])
-        if not ordered:
-            continue
-        drains = [a for a in ordered if a in _DRAINS and rise[a] >= PART_FLOOR * excess_s]
-        if drains and drains[0] not in _REFILL | {Activity.COMPUTE}:
-            for shadow in _REFILL:
-                if shadow in rise and rise[shadow] < rise[drains[0]]:
-                    rise[drains[0]] += max(rise.pop(shadow), 0.0)
-            ordered = sorted((a for a in rise if rise[a] > 0), key=lambda a: -rise[a])
-        for activity in ordered:
-            if rise[activity] < max(EFFECT_FLOOR * iteration_s, PART_FLOOR * excess_s):
+        mine = {rise.activity: rise for rise in rises if rise.row == row}
+        seconds = {a: rise.seconds for a, rise in mine.items()}
+        whole = max(rise.own_s for rise in mine.values())
+        main = max(seconds, key=lambda a: seconds[a])
+        drain = max((a for a in seconds if a in _DRAINS), key=lambda a: seconds[a], default=None)
+        if drain is not None:
+            for shadow in _REFILL & seconds.keys() - {drain}:
+                if seconds[shadow] < seconds[drain]:
+                    seconds.pop(shadow)
+        for activity in sorted(seconds, key=lambda a: -seconds[a]):
+            if seconds[activity] < PART_FLOOR * seconds.get(main, 0.0):
                 continue
             function = _top_function(stacked, activity, here, peers)
             phase = stacked.functions[function].phase if function is not None else Phase.NONE
-            cause = cause_of(stacked, activity, here, peers, rise[activity], phase)
-            parts.append(Excess(here, "rank", "stable", activity, function, rise[activity], min(rise[activity] / excess_s, 1.0), share, cause))
+            cause = cause_of(stacked, activity, here, peers, seconds[activity], phase)
+            coverage = min(seconds[activity] / whole, 1.0)
+            if len(seconds) > 1:
+                # Several causes on one rank each explain their own part of it.
+                coverage = min(sum(seconds.values()) / max(whole, sum(seconds.values())), 1.0)
+            parts.append(Excess(here, "rank", "stable", activity, function, seconds[activity], coverage, mine[activity].share_of_steps, cause))
     return _gather(stacked, roles, rows, parts)
 
 
@@ -162,7 +240,8 @@ def _gather(stacked: Stacked, roles: Roles, roots: Indices, parts: list[Excess])
     groups: dict[tuple[str, object], list[Excess]] = {}
     for part in parts:
         name = stacked.functions[part.function] if part.function is not None else None
-        place: object = (name.user_location or name.name) if name is not None and part.activity in (Activity.PYTHON, Activity.INPUT, Activity.CHECKPOINT) else None
+        told_apart = part.cause.cause == "unknown" or part.activity in (Activity.PYTHON, Activity.INPUT, Activity.CHECKPOINT)
+        place: object = (name.user_location or name.name) if name is not None and told_apart else None
         groups.setdefault((part.cause.cause, place), []).append(part)
     gathered = []
     for (_, _), some in groups.items():
@@ -200,7 +279,7 @@ def rotating_excess(stacked: Stacked, roles: Roles, iteration_s: float, roots: I
     if not len(seen):
         return None
     noise = 1.4826 * float(np.median(np.abs(seen)))
-    host_only = not any(s.coverage.has_device for s in stacked.summaries)
+    host_only = is_host_only(stacked)
     limit = max(3 * EFFECT_FLOOR * iteration_s, family_quantile(len(seen)) * max(noise, (HOST_SPREAD_FLOOR if host_only else SPREAD_FLOOR) * iteration_s))
     cells = np.argwhere(np.nan_to_num(over) > limit)
     if len(cells) < FEW_ROTATING:
@@ -220,6 +299,8 @@ def rotating_excess(stacked: Stacked, roles: Roles, iteration_s: float, roots: I
     named = int(held.argmax()) if held.any() else None
     coverage = min(float(held.max()) / total, 1.0) if named is not None else 0.0
     activity = stacked.functions[named].activity if named is not None else None
+    if host_only and (named is None or _is_jitter(stacked, named, cells)) and mean_s < JITTER_EFFECT * iteration_s:
+        return None
     one_rank = len(ranks) == 1 or counts.max() >= 0.8 * len(cells)
     if one_rank and int(ranks[counts.argmax()]) in set(roots.tolist()):
         return None
@@ -233,6 +314,13 @@ def rotating_excess(stacked: Stacked, roles: Roles, iteration_s: float, roots: I
         steps = f"every {int(np.median(spacing))}" if len(spacing) and np.median(spacing) > 1 else "rotating"
         return Excess(culprit, "rank", steps, activity, named, mean_s, coverage, len(hit) / num_steps, cause)
     return Excess(np.empty(0, np.intp), "rotating", "rotating", activity, named, mean_s, coverage, len(hit) / num_steps, cause)
+
+
+def _is_jitter(stacked: Stacked, function: int, cells: npt.NDArray[np.intp]) -> bool:
+    """The function is there in every step and its peaks are no more than twice its usual time on top."""
+    usual = float(np.median(stacked.beta[:, function] * stacked.iteration_s))
+    peaks = [float(stacked.top_excess_s[w, i]) for w, i in cells if stacked.top_function[w, i] == function]
+    return float(np.median(peaks)) < 2 * usual if peaks else True
 
 
 def _rotating_cause(stacked: Stacked, activity: Activity, cells: npt.NDArray[np.intp]) -> Cause:

@@ -229,6 +229,8 @@ def _thread_activity(trace: Trace, rows: npt.NDArray[np.intp], tree: Nest, strin
     activity = np.empty(len(rows), np.int32)
     for kind, of_category in _CATEGORY_ACTIVITY.items():
         activity[category == kind] = of_category
+    # The engine's wrapper does no arithmetic of its own: what it owns itself is a hook or other code that it calls.
+    activity[plain.is_autograd[name] & ~marked] = Activity.PYTHON
     activity[owns == Owns.ALLOCATOR] = Activity.ALLOCATOR
     activity[owns == Owns.SYNC] = Activity.SYNC
     activity[(owns == Owns.WAIT) | ((phase == Phase.COMMUNICATION) & (owns != Owns.SYNC))] = Activity.WAIT

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from eroica import replay
-from eroica.blame import Excess, Indices, common_excess, heavy_roles, idle_excesses, rotating_excess, stable_excesses, stable_roots
+from eroica.blame import Excess, Indices, common_excess, heavy_roles, idle_excesses, rotating_excess, stable_excesses
 from eroica.causes import ADVICE, Cause
 from eroica.collectives import Float64s
 from eroica.critical_path import OWN_WORK, Activity
@@ -457,8 +457,8 @@ def _iso(ns: int | None) -> str | None:
 
 def _drafts(stacked: Stacked, roles: Roles, where: Localization, context: Context, iteration_s: float, waits: Float64s) -> list[_Draft]:
     pricer = _Pricer(stacked, roles, iteration_s)
-    roots = np.array([row for row, _, _ in stable_roots(stacked, roles, iteration_s)], np.intp)
     excesses = stable_excesses(stacked, roles, where, iteration_s)
+    roots = np.unique(np.concatenate([e.ranks for e in excesses])) if excesses else np.empty(0, np.intp)
     rotating = rotating_excess(stacked, roles, iteration_s, roots)
     if rotating is not None:
         excesses.append(rotating)
