@@ -84,7 +84,7 @@ class _Draft:
 
 
 def _name(function: Function) -> FunctionName:
-    return FunctionName(function.kind, function.name, function.location, function.user_location or function.launched_at)
+    return FunctionName(function.kind, function.name, function.location, function.user_location or function.launched_at, function.user_function)
 
 
 def _ms(seconds: float) -> str:
@@ -254,15 +254,17 @@ def _finding(stacked: Stacked, draft: _Draft, roles: Roles, where: Localization,
         role = int(roles.of[rows[0]]) if len(rows) else 0
         mu, sigma = where.peer_mu[role, function], where.peer_sigma[role, function]
         peers = PatternValues(float(where.peer_beta[role, function]), float(mu) if np.isfinite(mu) else None, float(sigma) if np.isfinite(sigma) else None)
+        if draft.scope == "group" and draft.network is None:
+            peers = _pattern(stacked, np.setdiff1d(np.arange(len(stacked), dtype=np.intp), rows), function)
         expected = PatternValues(EXPECTED_BETA[stacked.functions[function].activity][1])
         if len(rows):
             distance, delta = float(np.median(where.distance[rows, function])), float(np.median(where.delta[rows, function]))
     device = None
     if draft.scope == "rank" and len(rows) == 1 and draft.cause.cause in ("gpu_throttle", "gpu_compute", "host_device_copy"):
         host = stacked.hosts[rows[0]]
-        place = sum(1 for w in range(rows[0]) if stacked.hosts[w] == host)
-        if any(s.coverage.has_device for s in stacked.summaries):
-            device = f"{host or 'host'}/gpu{place}"
+        if host and stacked.device_models[rows[0]]:
+            # Ranks of a host use its devices in order, as launchers number them.
+            device = f"{host}/gpu{sum(1 for w in range(rows[0]) if stacked.hosts[w] == host)}"
     return Finding(
         id=f"F{number}",
         cause=draft.cause.cause,
@@ -299,6 +301,8 @@ def _summary(finding: Finding) -> str:
     if finding.function is not None:
         place = finding.function.user_location or finding.function.location
         what = f" in {finding.function.name}" + (f" ({place})" if place else "")
+        if finding.function.user_function and finding.function.user_function != finding.function.name:
+            what = f" in {finding.function.user_function} ({place}), calling {finding.function.name}"
     cost = ""
     if finding.impact.seconds_per_iteration is not None:
         cost = f", costing {_ms(finding.impact.seconds_per_iteration)} per iteration" + (f" ({finding.impact.share:.0%})" if finding.impact.share is not None else "")

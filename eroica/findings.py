@@ -43,6 +43,8 @@ class FunctionName:
     """"path:line" of the innermost frame."""
     user_location: str | None = None
     """"path:line" of the innermost frame of the user's own code."""
+    user_function: str | None = None
+    """Name of the function there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,8 @@ class Function:
     phase: Phase = field(default=Phase.NONE, compare=False)
     launched_at: str | None = field(default=None, compare=False)
     """Device functions: the user's line that launches it, where all of its launches share one."""
+    user_function: str | None = field(default=None, compare=False)
+    """Name of the function at `user_location`."""
 
     @property
     def kind(self) -> str:
@@ -158,25 +160,27 @@ def _texts(trace: Trace, path: CriticalPath) -> tuple[Int32s, list[tuple[str, st
     return ids, list(table)
 
 
-def _locations(trace: Trace, frames: Int32s) -> tuple[Int32s, list[str | None]]:
-    """Per span the id of its frame's "path:line"; 0 = none."""
+def _locations(trace: Trace, frames: Int32s) -> tuple[Int32s, list[str | None], list[str | None]]:
+    """Per span the id of its frame's "path:line", 0 = none; the locations, and the names of the functions there."""
     found: list[str | None] = [None]
+    functions: list[str | None] = [None]
     ids = np.zeros(len(frames), np.int32)
     known = frames >= 0
     unique, back = np.unique(trace.name[frames[known]], return_inverse=True)
     numbers = np.empty(len(unique), np.int32)
     table: dict[str, int] = {}
     for k, string in enumerate(unique):
-        location = read_host_name(trace.strings[string]).location
-        if location is None:
+        read = read_host_name(trace.strings[string])
+        if read.location is None:
             numbers[k] = 0
             continue
-        if location not in table:
-            table[location] = len(found)
-            found.append(location)
-        numbers[k] = table[location]
+        if read.location not in table:
+            table[read.location] = len(found)
+            found.append(read.location)
+            functions.append(read.text)
+        numbers[k] = table[read.location]
     ids[known] = numbers[back]
-    return ids, found
+    return ids, found, functions
 
 
 _COUNTERS = {
@@ -250,8 +254,8 @@ def _patterns(trace: Trace, path: CriticalPath, samples: Samples | None) -> tupl
     for track, share in path.threads:
         threads[trace.track_names[track] or f"thread {trace.tracks[track][1]}"] += share
     text, texts = _texts(trace, path)
-    frame, frames = _locations(trace, path.frame)
-    user, users = _locations(trace, path.user_frame)
+    frame, frames, _ = _locations(trace, path.frame)
+    user, users, user_functions = _locations(trace, path.user_frame)
     on_device = np.isin(path.activity, (Activity.COMPUTE, Activity.MEMORY, Activity.COLLECTIVE))
     key = path.activity.astype(np.int64) << 56 | text.astype(np.int64) << 36
     key[~on_device] |= frame[~on_device].astype(np.int64) << 18 | user[~on_device].astype(np.int64)
@@ -290,7 +294,7 @@ def _patterns(trace: Trace, path: CriticalPath, samples: Samples | None) -> tupl
             shared = len(np.unique(user[mine])) == 1
             functions.append(Function(activity, name, None, None, launched_at=users[user[heaviest]] if shared else None))
         else:
-            functions.append(Function(activity, name, location or frames[frame[heaviest]], users[user[heaviest]], Phase(int(path.phase[heaviest]))))
+            functions.append(Function(activity, name, location or frames[frame[heaviest]], users[user[heaviest]], Phase(int(path.phase[heaviest])), user_function=user_functions[user[heaviest]]))
     patterns = Patterns(
         functions=tuple(functions),
         beta=(owned[order] / window_ns).astype(np.float32),
