@@ -105,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--list", action="store_true", help="list the faults and leave")
     command.add_argument("--out", type=Path, default=Path("eroica-demo"), metavar="DIR", help="default: eroica-demo")
     command.add_argument("--ranks", type=_positive, default=4, metavar="N", help="training processes (default: 4)")
-    command.add_argument("--steps", type=_positive, default=12, metavar="N", help="profiled steps (default: 12)")
+    command.add_argument("--steps", type=_positive, default=20, metavar="N", help="profiled steps (default: 20)")
     size = command.add_mutually_exclusive_group()
     size.add_argument("--delay-ms", type=_amount, default=60.0, metavar="MS", help="planted per step (default: 60)")
     size.add_argument("--effect", type=_amount, metavar="SHARE", help="planted, as a share of the healthy step (0.15)")

@@ -19,6 +19,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ class Plan:
     fault: str
     """One of FAULTS."""
     num_ranks: int = 4
-    num_steps: int = 12
+    num_steps: int = 20
     """Profiled steps."""
     delay_s: float = 0.06
     """What the fault costs per step; unless `effect` is given."""
@@ -180,9 +181,10 @@ def _signals_as_exceptions() -> Iterator[None]:
 
 
 def _kill_marked(mark: str) -> None:
-    """Kill every process whose environment carries the mark; repeatedly, since one may just have started another."""
+    """Kill every process whose environment carries the mark, and see them gone; one may just have started another."""
     entry = f"{_MARK}={mark}".encode()
-    for _ in range(100):
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
         found = False
         for environ in Path("/proc").glob("[0-9]*/environ"):
             try:
@@ -194,3 +196,4 @@ def _kill_marked(mark: str) -> None:
             found = True
         if not found:
             return
+        time.sleep(0.01)  # a killed process stays visible until the kernel has taken it down

@@ -30,30 +30,29 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 FAULTS = ("healthy", "slow_input", "backward_delay")
-BATCH = 8
-WIDTH = 128
-NUM_BLOCKS = 4
+BATCH = 4
+WIDTH = 64
+NUM_BLOCKS = 3
 DEVICE_SECONDS = 0.02
 """What the accelerator takes per step, a third of it in the forward pass."""
 WARMUP_STEPS = 4
 CALIBRATION_STEPS = 10
 
 
-class Signals(Dataset[tuple[Tensor, Tensor]]):
-    """Noisy signals and what they were before; reading one takes `delay_s` longer on a rank with slow storage."""
+class Signals(Dataset[Tensor]):
+    """Signals to compress; reading one takes `delay_s` longer on a rank with slow storage."""
 
     def __init__(self, length: int) -> None:
-        self.length = length
+        self.waves = torch.linspace(0, 50, length * WIDTH).sin().reshape(length, WIDTH)
         self.delay_s = 0.0
 
     def __len__(self) -> int:
-        return self.length
+        return len(self.waves)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, index: int) -> Tensor:
         if self.delay_s:
             time.sleep(self.delay_s)
-        clean = torch.linspace(0, 1 + index % 7, WIDTH).sin()
-        return clean + 0.1 * torch.randn(WIDTH), clean
+        return self.waves[index]
 
 
 class GradientLog:
@@ -83,15 +82,15 @@ class Accelerator(torch.autograd.Function):
         return grad
 
 
-class Denoiser(nn.Module):
+class Autoencoder(nn.Module):
     """A few residual blocks."""
 
     def __init__(self) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(NUM_BLOCKS))
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        hidden = inputs
+    def forward(self, signals: Tensor) -> Tensor:
+        hidden = signals
         for index, block in enumerate(self.blocks):
             hidden = hidden + block(hidden)
             if index == NUM_BLOCKS // 2:
@@ -110,9 +109,9 @@ def train(
     seconds = []
     for _ in range(num_steps):
         start = time.perf_counter()
-        inputs, targets = next(batches)
+        signals = next(batches)
         optimizer.zero_grad()
-        loss = nn.functional.mse_loss(model(inputs), targets)
+        loss = nn.functional.mse_loss(model(signals), signals)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         if profiler is not None:
@@ -145,7 +144,7 @@ def main() -> None:
     parser.add_argument("--culprit", type=int, default=0, metavar="RANK")
     parser.add_argument("--delay-ms", type=float, default=60.0, help="what the fault costs per step")
     parser.add_argument("--effect", type=float, metavar="SHARE", help="instead: as a share of the healthy step")
-    parser.add_argument("--steps", type=int, default=12, help="profiled steps")
+    parser.add_argument("--steps", type=int, default=20, help="profiled steps")
     options = parser.parse_args()
 
     torch.set_num_threads(1)
@@ -154,7 +153,7 @@ def main() -> None:
     torch.manual_seed(0)
 
     gradients = GradientLog()
-    network = Denoiser()
+    network = Autoencoder()
     network.blocks[1].register_full_backward_hook(gradients.log_gradient)
     model = DistributedDataParallel(network)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9, fused=True)
