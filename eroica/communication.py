@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,13 @@ _WORDS: tuple[tuple[str, CollectiveKind], ...] = (
 )
 
 
+# Plain numbers: members of an enumeration are slow to look up, and these are compared for each row.
+_UNKNOWN, _SEND, _RECV = int(CollectiveKind.UNKNOWN), int(CollectiveKind.SEND), int(CollectiveKind.RECV)
+_SEND_RECV, _WAIT = int(CollectiveKind.SEND_RECV), int(CollectiveKind.WAIT)
+_KERNEL, _CPU_OP, _ANNOTATION = int(Category.KERNEL), int(Category.CPU_OP), int(Category.ANNOTATION)
+
+
+@lru_cache(maxsize=4096)
 def kind_of(word: str) -> CollectiveKind:
     """Kind by the operation's word in any spelling: "AllReduce", "_allgather_base_", "nccl:all_to_all"."""
     letters = re.sub("[^a-z]", "", word.lower())
@@ -165,11 +173,15 @@ def user_rules() -> tuple[Rule, ...]:
     return tuple(rules)
 
 
+@lru_cache(maxsize=4096)
+def _numbers(text: str) -> tuple[tuple[int, ...], bool]:
+    return tuple(int(part) for part in re.findall(r"-?\d+", text)), "..." not in text
+
+
 def _rank_list(value: Any) -> tuple[tuple[int, ...], bool]:
     """(ranks, True if the list is whole) from a list or its text, which torch cuts with "..."."""
     if isinstance(value, str):
-        whole = "..." not in value
-        return tuple(int(part) for part in re.findall(r"-?\d+", value)), whole
+        return _numbers(value)
     if isinstance(value, (list, tuple)) and all(type(item) is int for item in value):
         return tuple(value), True
     return (), False
@@ -229,11 +241,13 @@ class Groups:
 
 @dataclass(slots=True)
 class _Row:
+    """What is known so far of one communicating event."""
+
+    category: int
     kind: int
     transfers: bool
     args: Mapping[str, Any] | None = None
     elements: int = -1
-    peer: int = -1
 
 
 class _Names:
@@ -258,7 +272,7 @@ class _Names:
                 wanted[list(told)] = True
                 for event in events[wanted[name[events]]].tolist():
                     row = told[int(name[event])]
-                    found[event] = _Row(row.kind, row.transfers, peer=row.peer)
+                    found[event] = _Row(code, row.kind, row.transfers)
         return found
 
     def _match(self, index: int, patterns: list[tuple[re.Pattern[str], Rule]]) -> _Row | None:
@@ -271,7 +285,7 @@ class _Names:
             kind = rule.kind if rule.kind is not None else kind_of(word) if word else CollectiveKind.UNKNOWN
             if kind == CollectiveKind.UNKNOWN and word and rule.category == Category.CPU_OP:
                 continue
-            return _Row(kind, rule.transfers)
+            return _Row(rule.category, int(kind), rule.transfers)
         return None
 
 
@@ -302,13 +316,14 @@ def table(
     """
     rows = _Names(strings, rules).rows(events.category, events.name)
     for event, told in args.items():
-        row = rows.setdefault(event, _Row(CollectiveKind.UNKNOWN, bool(events.category[event] == Category.KERNEL)))
+        category = int(events.category[event])
+        row = rows.setdefault(event, _Row(category, _UNKNOWN, category == _KERNEL))
         row.args = told
     if rows:
         _join_launches(events, rows)
         _join_annotations(events, strings, rows)
     for event, row in rows.items():
-        if row.args is None and events.category[event] in (Category.ANNOTATION, Category.CPU_OP):
+        if row.args is None and row.category in (_ANNOTATION, _CPU_OP):
             row.elements = int(events.work[event])
     _join_workers(events, rows)
     return _columns(events, strings, rows, groups)
@@ -316,14 +331,14 @@ def table(
 
 def _compatible(named: int, told: int) -> bool:
     """Whether metadata may belong to a kernel: SendRecv kernels carry all-to-all, gather and scatter too."""
-    unclear = (CollectiveKind.UNKNOWN, CollectiveKind.SEND_RECV)
-    return told != CollectiveKind.WAIT and (named in unclear or told == CollectiveKind.UNKNOWN or named == told)
+    unclear = (_UNKNOWN, _SEND_RECV)
+    return told != _WAIT and (named in unclear or told == _UNKNOWN or named == told)
 
 
 def _join_launches(events: Events, rows: dict[int, _Row]) -> None:
     """Give kernels without metadata that of the host operation that launched them, where only one can be meant."""
-    kernels = [e for e, r in rows.items() if r.transfers and r.args is None and events.category[e] == Category.KERNEL]
-    hosts = sorted(e for e, r in rows.items() if not r.transfers and events.category[e] != Category.KERNEL)
+    kernels = [e for e, r in rows.items() if r.transfers and r.args is None and r.category == _KERNEL]
+    hosts = sorted(e for e, r in rows.items() if not r.transfers and r.category != _KERNEL)
     if not kernels or not hosts:
         return
     by_external: dict[int, list[int]] = {}
@@ -346,7 +361,7 @@ def _join_launches(events: Events, rows: dict[int, _Row]) -> None:
         for host in around:
             told = rows[host].args
             kind = kind_of(str(told.get("Collective name"))) if told else rows[host].kind
-            if kind != CollectiveKind.UNKNOWN and _compatible(row.kind, kind):
+            if kind != _UNKNOWN and _compatible(row.kind, kind):
                 row.args = row.args or told
                 row.kind = kind
                 if row.args is not None:
@@ -369,7 +384,7 @@ def _around(events: Events, candidates: list[int], inner: int) -> list[int]:
 
 def _join_annotations(events: Events, strings: Sequence[str], rows: dict[int, _Row]) -> None:
     """ROCm names every kernel ncclDevKernel_Generic: its kind is that of the `nccl:` range around it on the stream."""
-    unclear = [e for e, r in rows.items() if r.transfers and r.args is None and r.kind == CollectiveKind.UNKNOWN]
+    unclear = [e for e, r in rows.items() if r.transfers and r.args is None and r.kind == _UNKNOWN]
     if not unclear:
         return
     spans: dict[int, list[int]] = {}
@@ -387,9 +402,9 @@ def _join_workers(events: Events, rows: dict[int, _Row]) -> None:
     enqueues: dict[int, list[int]] = {}
     for event in sorted(rows):
         row = rows[event]
-        if row.transfers and events.category[event] == Category.ANNOTATION:
+        if row.transfers and row.category == _ANNOTATION:
             workers.setdefault(row.kind, []).append(event)
-        elif not row.transfers and events.category[event] == Category.CPU_OP and row.kind != CollectiveKind.UNKNOWN:
+        elif not row.transfers and row.category == _CPU_OP and row.kind != _UNKNOWN:
             enqueues.setdefault(row.kind, []).append(event)
     for kind, spans in workers.items():
         operators = enqueues.get(kind, [])
@@ -424,7 +439,7 @@ def _columns(events: Events, strings: list[str], rows: dict[int, _Row], groups: 
         if row.args is not None:
             args = row.args
             told = kind_of(str(args.get("Collective name")))
-            kind = told if told != CollectiveKind.UNKNOWN else kind
+            kind = told if told != _UNKNOWN else kind
             group = groups.index(args)
             result.sequence[index] = integer(args.get("Seq"), -1)
             result.in_elements[index] = integer(args.get("In msg nelems"), -1)
@@ -436,7 +451,7 @@ def _columns(events: Events, strings: list[str], rows: dict[int, _Row], groups: 
                     string_ids[dtype] = len(strings)
                     strings.append(dtype)
                 result.dtype[index] = string_ids[dtype]
-            key = "Dst Rank" if kind == CollectiveKind.SEND else "Src Rank" if kind == CollectiveKind.RECV else ""
+            key = "Dst Rank" if kind == _SEND else "Src Rank" if kind == _RECV else ""
             result.peer[index] = integer(args.get(key), -1, 32)
         elif row.elements >= 0:
             result.in_elements[index] = row.elements
@@ -444,7 +459,7 @@ def _columns(events: Events, strings: list[str], rows: dict[int, _Row], groups: 
             group = only_group
         result.kind[index] = kind
         result.group[index] = group
-        if result.peer[index] < 0 and kind in (CollectiveKind.SEND, CollectiveKind.RECV):
+        if result.peer[index] < 0 and kind in (_SEND, _RECV):
             match = _DIRECTION.search(strings[events.name[event]])
             members = groups.table[group].ranks if group >= 0 else ()
             if match and int(match.group(1)) < len(members):

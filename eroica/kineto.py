@@ -156,7 +156,7 @@ class Inflater:
 class Text:
     """The text of a file in one reused buffer: [start, end) is what was read and not yet taken."""
 
-    def __init__(self, source: Any, chunk_bytes: int = CHUNK_BYTES) -> None:
+    def __init__(self, source: Any, chunk_bytes: int) -> None:
         self._source = source
         self.buffer = bytearray(chunk_bytes + _PAD)
         self.start = 0
@@ -243,15 +243,16 @@ def find_events(text: Text) -> tuple[int, int] | None:
         text.more()
 
 
-def load(path: str | Path, engine: str = "auto") -> Records:
+def load(path: str | Path, engine: str = "auto", chunk_bytes: int = CHUNK_BYTES) -> Records:
     """All complete events of one Kineto or Chrome JSON file, plain or gzip.
 
-    `engine`: "fast" (the C scanner), "tolerant" (plain Python) or "auto" (fast if it is there). Both give equal columns.
+    `engine`: "fast" (the C scanner), "tolerant" (plain Python) or "auto" (fast if it is there). Both give equal columns,
+    whatever `chunk_bytes` is.
     Raises UserError if the file cannot be opened, DataError if it holds no trace.
     """
     raw, inflater = open_text(path)
     with raw:
-        return _load(str(path), Text(inflater or raw), inflater, _engine(engine))
+        return _load(str(path), Text(inflater or raw, chunk_bytes), inflater, _engine(engine))
 
 
 def _engine(name: str) -> Engine:

@@ -176,12 +176,12 @@ def nanoseconds(value: Any) -> int | None:
         result = value * 1000
     elif isinstance(value, (Decimal, str, float)):
         try:
-            exact = Decimal(value) * 1000
-            if not exact.is_finite() or exact.adjusted() > 20:
-                return None
-            result = int(exact.to_integral_value(ROUND_HALF_EVEN))
+            exact = Decimal(value)
         except InvalidOperation:
             return None
+        if not exact.is_finite() or exact.adjusted() > 18:
+            return None
+        result = int((exact * 1000).to_integral_value(ROUND_HALF_EVEN))
     else:
         return None
     return result if -(2**63) <= result < 2**63 else None
@@ -334,10 +334,12 @@ class Rows:
     def add_text(self, record: bytes, offset: int) -> int:
         """One record's text, sound or not. Returns how much of it belongs to the record."""
         try:
-            event = DECODER.decode(record.decode())
+            text = record.decode()
+            event, end = DECODER.raw_decode(text)
         except (ValueError, ArithmeticError, RecursionError):
             event = None
-        if isinstance(event, dict):
+        # The scanner's limits are narrower than JSON's, so what it calls broken may be sound, with a comma behind it.
+        if isinstance(event, dict) and not text[end:].strip(" \t\r\n,"):
             self.add(event, offset)
             return len(record)
         mended, lost_args, length = salvage.mend(record)

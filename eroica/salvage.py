@@ -12,6 +12,8 @@ import re
 from decimal import Decimal
 from typing import Any
 
+MAX_MENDED_BYTES = 1 << 24
+"""Mending copies the text several times; a damaged record beyond this is given up."""
 _LENIENT = json.JSONDecoder(parse_float=Decimal, strict=False)
 _STRING = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
 _GOOD_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
@@ -50,6 +52,11 @@ def _literal_backslashes(text: str) -> str:
     return _STRING.sub(mend, text)
 
 
+def _with_ends(text: str) -> str:
+    """As above, where a backslash before the closing quote hid it; a zero byte keeps the place of that backslash."""
+    return _literal_backslashes(_QUOTE_AFTER_BACKSLASH.sub('\0"', text)).replace('\0"', '\\\\"')
+
+
 def _has_bad_escape(content: str) -> bool:
     return "\\" in _GOOD_ESCAPE.sub("", content)
 
@@ -57,7 +64,7 @@ def _has_bad_escape(content: str) -> bool:
 def _decode(text: str) -> tuple[dict[str, Any], int] | None:
     try:
         event, end = _LENIENT.raw_decode(text)
-    except (ValueError, RecursionError):
+    except (ValueError, ArithmeticError, RecursionError):
         return None
     return (event, end) if isinstance(event, dict) else None
 
@@ -68,12 +75,11 @@ def mend(record: bytes) -> tuple[dict[str, Any] | None, bool, int]:
     Returns (event or None, True if its arguments were lost, length of the text that belongs to it). Numbers with a
     fraction are Decimal. Strings may hold lone surrogates for broken bytes: pass them through `clean`.
     """
+    if len(record) > MAX_MENDED_BYTES:
+        return None, False, len(record)
     text = record.decode("utf-8", "surrogateescape")
-    for candidate in (
-        text,
-        _literal_backslashes(text),
-        _literal_backslashes(_QUOTE_AFTER_BACKSLASH.sub(r'\\\\"', text)),
-    ):
+    for repair in (str, _literal_backslashes, _with_ends):
+        candidate = repair(text)
         found = _decode(candidate)
         if found:
             event, end = found

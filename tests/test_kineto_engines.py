@@ -1,0 +1,199 @@
+"""The C scanner and the tolerant reader give the same columns, on sound, reformatted and damaged text."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eroica import kineto, scanner
+from eroica.errors import DataError
+from eroica.records import COLUMNS, Records
+from tests.traces import LAYOUTS, TRACES, document, event, kernel, write
+
+pytestmark = pytest.mark.skipif(not scanner.available(), reason="the C scanner is not built")
+
+
+def _load(path: Path, engine: str, chunk_bytes: int) -> Records | str:
+    try:
+        return kineto.load(path, engine, chunk_bytes)
+    except DataError as error:
+        return str(error)
+
+
+def assert_same(path: Path, chunk_bytes: int = kineto.CHUNK_BYTES) -> None:
+    """Both engines agree on a file: on each value, on what was lost and where."""
+    fast, tolerant = _load(path, "fast", chunk_bytes), _load(path, "tolerant", 1 << 20)
+    if isinstance(fast, str) or isinstance(tolerant, str):
+        assert fast == tolerant
+        return
+    assert [fast.strings[i] for i in fast.columns["name"]] == [tolerant.strings[i] for i in tolerant.columns["name"]]
+    assert [fast.tracks[i] for i in fast.columns["track"]] == [tolerant.tracks[i] for i in tolerant.columns["track"]]
+    for name in COLUMNS:
+        if name not in ("name", "track"):
+            np.testing.assert_array_equal(fast.columns[name], tolerant.columns[name], err_msg=name)
+            assert fast.columns[name].dtype == tolerant.columns[name].dtype
+    assert fast.track_names == tolerant.track_names
+    assert fast.communication == tolerant.communication
+    assert fast.metadata == tolerant.metadata
+    assert fast.losses == tolerant.losses
+
+
+names = st.one_of(
+    st.sampled_from(["aten::mm", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "a\\b", 'quote "x"', "ünï", "<lambda> {[,]}", ""]),
+    st.text(max_size=20),
+)
+numbers = st.one_of(
+    st.integers(-5, 10**17),
+    st.floats(0, 1e6),
+    st.decimals(0, 10**15, places=3).map(str),
+    st.sampled_from(["1e3", "1.5E+2", "0.1234", "-0", "-0.0", "9200000000000001", "1767189312000000.1234", "99999999999999999999"]),
+)
+sizes = st.lists(st.one_of(st.integers(-1, 2**40), st.just(0)), max_size=4)
+values = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=8)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)),
+    max_leaves=6,
+)
+arguments = st.fixed_dictionaries(
+    {},
+    optional={
+        "External id": st.one_of(st.integers(0, 2**63), values),
+        "correlation": st.one_of(st.integers(0, 2**31), values),
+        "stream": st.one_of(st.integers(-1, 2**33), st.sampled_from(["7", "0x0"]), values),
+        "device": st.one_of(st.integers(-1, 8), values),
+        "grid": st.one_of(sizes, values),
+        "bytes": st.one_of(st.integers(0, 2**40), values),
+        "memory bandwidth (GB/s)": st.one_of(st.floats(0, 1e4), values),
+        "est. achieved occupancy %": st.one_of(st.integers(0, 100), st.floats(0, 100)),
+        "Input Dims": st.one_of(st.lists(st.one_of(sizes, st.lists(sizes, max_size=2)), max_size=3), values),
+        "Collective name": st.sampled_from(["allreduce", "wait", ""]),
+        "Call stack": st.text(max_size=30),
+        "other": values,
+    },
+)
+ids = st.one_of(st.integers(-2, 2**40), st.text(max_size=6), st.sampled_from(["Spans", "", 0]), st.floats(0, 9), st.none())
+categories = st.sampled_from(
+    "cpu_op python_function user_annotation gpu_user_annotation cuda_runtime kernel Kernel gpu_memcpy gpu_memset cuda_sync "
+    "Trace overhead mtia_ccp_events ac2g unheard_of".split()
+)
+
+
+@st.composite
+def events(draw: st.DrawFn) -> dict[str, Any]:
+    phase = draw(st.sampled_from("XXXXXXXXMsfiCB"))
+    item: dict[str, Any] = {"ph": phase, "cat": draw(categories), "name": draw(names)}
+    item |= {"pid": draw(ids), "tid": draw(ids), "ts": draw(numbers), "dur": draw(numbers)}
+    if draw(st.booleans()):
+        item["args"] = draw(arguments)
+    if draw(st.integers(0, 9)) == 0:
+        keys = draw(st.permutations(list(item)))
+        item = {key: item[key] for key in keys[: draw(st.integers(1, len(keys)))]}
+    return item
+
+
+def _respaced(text: str, seed: int) -> str:
+    """Random white space wherever JSON allows it."""
+    pick = random.Random(seed)
+    result, inside, escaped = [], False, False
+    for char in text:
+        if not inside and char in "{}[],:":
+            blanks = ["".join(pick.choices(" \n\t\r", k=pick.choice([0, 0, 1, 5, 20]))) for _ in range(2)]
+            result.append(blanks[0] + char + blanks[1])
+        elif not inside and char in " \n":
+            continue
+        else:
+            result.append(char)
+        if inside and char == "\\" and not escaped:
+            escaped = True
+            continue
+        if char == '"' and not escaped:
+            inside = not inside
+        escaped = False
+    return "".join(result)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    items=st.lists(events(), max_size=6),
+    layout=st.sampled_from(LAYOUTS),
+    seed=st.one_of(st.none(), st.integers(0, 2**32)),
+    chunk_bytes=st.sampled_from([64, 100, 333, 1 << 20]),
+)
+def test_both_engines_read_the_same_from_sound_text(
+    tmp_path_factory: pytest.TempPathFactory, items: list[dict[str, Any]], layout: str, seed: int | None, chunk_bytes: int
+) -> None:
+    text = document(items, layout, traceName="fit-[Strategy]{1}.json")
+    path = write(tmp_path_factory.getbasetemp() / "sound.json", _respaced(text, seed) if seed is not None else text)
+
+    assert_same(path, chunk_bytes)
+
+
+@st.composite
+def damage(draw: st.DrawFn) -> tuple[str, float, bytes]:
+    kind = draw(st.sampled_from(["cut", "delete", "insert", "replace"]))
+    piece = draw(
+        st.one_of(
+            st.binary(min_size=1, max_size=4),
+            st.sampled_from([b'"', b"\\", b"{", b"}", b"]", b",", b"\0", b"\xc3(", b'{"ph": "X"', b"\x01", b"NaN", b"}]", b"]}"]),
+        )
+    )
+    return kind, draw(st.floats(0, 1)), piece
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    items=st.lists(events(), min_size=1, max_size=5),
+    layout=st.sampled_from(LAYOUTS),
+    wounds=st.lists(damage(), min_size=1, max_size=4),
+    chunk_bytes=st.sampled_from([64, 200, 1 << 20]),
+)
+def test_both_engines_lose_the_same_from_damaged_text(
+    tmp_path_factory: pytest.TempPathFactory,
+    items: list[dict[str, Any]],
+    layout: str,
+    wounds: list[tuple[str, float, bytes]],
+    chunk_bytes: int,
+) -> None:
+    text = document(items, layout, distributedInfo={"rank": 3}).encode()
+    for kind, where, piece in wounds:
+        at = int(where * len(text))
+        if kind == "cut":
+            text = text[: max(at, 40)]
+        else:
+            text = text[:at] + (b"" if kind == "delete" else piece) + text[at + (0 if kind == "insert" else len(piece)) :]
+    assert_same(write(tmp_path_factory.getbasetemp() / "damaged.json", text), chunk_bytes)
+
+
+@pytest.mark.parametrize("path", sorted(TRACES.glob("*.json*")), ids=lambda path: path.name)
+def test_both_engines_read_the_same_from_real_traces(path: Path) -> None:
+    assert_same(path)
+    assert_same(path, chunk_bytes=4099)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_scanner_takes_every_layout_without_help(tmp_path: Path, layout: str) -> None:
+    items = [event("a\\b", 1.5, 2, **{"Input Dims": [[2, 3]], "External id": 4}), kernel(ts="1700000000000000.125")]
+    engine = scanner.Fast()
+    text = document(items, layout).encode()
+    buffer = bytearray(text + bytes(64))
+
+    _, ended = engine.scan(buffer, text.index(b"[", text.index(b"traceEvents")) + 1, len(text), True, 0)
+
+    assert ended
+    assert len(engine.rows) == 0, "a record of this layout fell back to Python"
+    assert engine.finish().columns["ts_ns"].tolist() == [1500, 1700000000000000125]
+
+
+def test_the_scanner_ignores_keys_inside_values(tmp_path: Path) -> None:
+    item = event(**{"other": {"correlation": 9, "ph": "X"}, "correlation": 3, "text": json.dumps({"stream": 4})})
+    path = write(tmp_path / "nested.json", document([item]))
+
+    assert kineto.load(path, "fast").columns["correlation"].tolist() == [3]
+    assert_same(path)
