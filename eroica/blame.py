@@ -226,13 +226,21 @@ def stable_excesses(stacked: Stacked, roles: Roles, where: Localization, iterati
                 continue
             function = _top_function(stacked, activity, here, peers)
             phase = stacked.functions[function].phase if function is not None else Phase.NONE
-            cause = cause_of(stacked, activity, here, peers, seconds[activity], phase)
+            cause = cause_of(stacked, activity, here, peers, seconds[activity], phase, spot=_is_spot(stacked, function, here, peers, seconds[activity]))
             coverage = min(seconds[activity] / whole, 1.0)
             if len(seconds) > 1:
                 # Several causes on one rank each explain their own part of it.
                 coverage = min(sum(seconds.values()) / max(whole, sum(seconds.values())), 1.0)
             parts.append(Excess(here, "rank", "stable", activity, function, seconds[activity], coverage, mine[activity].share_of_steps, cause))
     return _gather(stacked, roles, rows, parts)
+
+
+def _is_spot(stacked: Stacked, function: int | None, ranks: Indices, peers: Indices, excess_s: float) -> bool:
+    """One function holds at least half of the excess."""
+    if function is None:
+        return False
+    mine = float(np.median(stacked.beta[ranks, function] * stacked.iteration_s[ranks]))
+    return mine - float(np.median(stacked.beta[peers, function] * stacked.iteration_s[peers])) >= 0.5 * excess_s
 
 
 def _gather(stacked: Stacked, roles: Roles, roots: Indices, parts: list[Excess]) -> list[Excess]:
@@ -255,7 +263,7 @@ def _gather(stacked: Stacked, roles: Roles, roots: Indices, parts: list[Excess])
         function = _top_function(stacked, head.activity, ranks, peers)
         seconds = float(np.median([p.seconds for p in some]))
         phase = stacked.functions[function].phase if function is not None else Phase.NONE
-        cause = cause_of(stacked, head.activity, ranks, peers, seconds, phase)
+        cause = cause_of(stacked, head.activity, ranks, peers, seconds, phase, spot=_is_spot(stacked, function, ranks, peers, seconds))
         gathered.append(
             Excess(ranks, "rank", "stable", head.activity, function, seconds, float(np.median([p.coverage for p in some])), min(p.share_of_steps for p in some), cause)
         )

@@ -39,6 +39,7 @@ ADVICE = {
     "host_python": "Move this Python work off the training thread or make all ranks do it at the same step; if it belongs to logging or metrics, do it less often.",
     "host_gc": "Collect at fixed steps on all ranks together (gc.disable(), then gc.collect() every N steps), and gc.freeze() after warm-up.",
     "memory_allocator": "The allocator asks the device for memory inside of the step: try PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or use less memory on these ranks.",
+    "gil_contention": "Another Python thread of this process competes for the interpreter: move its work to a process, or make it sleep or release the GIL.",
     "gpu_throttle": "Check power cap, temperature and throttle reasons of this device (nvidia-smi -q -d PERFORMANCE, or rocm-smi); drain the node if it stays.",
     "gpu_compute": "Same kernels and same work take longer on this device: read its clocks, power and temperature, and its memory errors; swap the device or move the rank to confirm.",
     "recompilation": "Mark changing sizes dynamic or pad them, and agree on sizes over ranks; compile frames run inside of the step.",
@@ -88,8 +89,27 @@ def _clock_ratio(stacked: Stacked, ranks: npt.NDArray[np.intp], peers: npt.NDArr
     return float(np.average(ratios, weights=weights)) if ratios and sum(weights) > 0 else float("nan")
 
 
-def cause_of(stacked: Stacked, activity: Activity, ranks: npt.NDArray[np.intp], peers: npt.NDArray[np.intp], excess_s: float, phase: Phase) -> Cause:
-    """Cause of an excess of own time of one activity. `ranks`, `peers`: row indices; `excess_s`: per iteration."""
+BUSY_THREAD = 0.2
+"""A thread off the path must run this much more of the window than on the peers to count as competing for the interpreter."""
+
+
+def _busy_thread(stacked: Stacked, ranks: npt.NDArray[np.intp], peers: npt.NDArray[np.intp]) -> str:
+    """Sentence about a host thread that runs on these ranks and not on their peers; "" if there is none."""
+    mine = [dict(stacked.summaries[w].patterns.threads) for w in ranks]
+    # Threads are named by numbers that differ from rank to rank, so only their sum compares.
+    usual = float(np.median([sum(share for _, share in stacked.summaries[w].patterns.threads) for w in peers])) if len(peers) else 0.0
+    rise = float(np.median([sum(threads.values()) for threads in mine])) - usual
+    if rise < BUSY_THREAD or not mine[0]:
+        return ""
+    name = max(mine[0], key=lambda thread: mine[0][thread])
+    return f"another Python thread ({name}) runs {rise:.0%} of the time more than on the peers"
+
+
+def cause_of(
+    stacked: Stacked, activity: Activity, ranks: npt.NDArray[np.intp], peers: npt.NDArray[np.intp], excess_s: float, phase: Phase, spot: bool = True
+) -> Cause:
+    """Cause of an excess of own time of one activity. `ranks`, `peers`: row indices; `excess_s`: per iteration; `spot`: one
+    function holds most of it."""
     columns = np.array([k for k, f in enumerate(stacked.functions) if f.activity == activity], np.intp)
     direct = {
         Activity.INPUT: ("input_pipeline", "the time is spent inside of the dataloader's next"),
@@ -117,6 +137,9 @@ def cause_of(stacked: Stacked, activity: Activity, ranks: npt.NDArray[np.intp], 
         if np.isfinite(ratio) and ratio < 0.9:
             return Cause("host_device_copy", True, f"copies reach {ratio:.0%} of the peers' bandwidth", same_work)
         return Cause("host_device_copy", bool(same_work), "copies of the same size take longer", same_work)
+    busy = _busy_thread(stacked, ranks, peers)
+    if busy and activity in (Activity.OPERATOR, Activity.LAUNCH, Activity.PYTHON) and not spot:
+        return Cause("gil_contention", False, f"{busy}, and all host functions of the training thread take longer", same_work)
     if activity in (Activity.OPERATOR, Activity.LAUNCH):
         cpu = _clock_ratio(stacked, ranks, peers, columns, "cpu")
         if np.isfinite(cpu) and cpu < 0.9:

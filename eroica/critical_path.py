@@ -117,8 +117,8 @@ class CriticalPath:
     """All instants that own work holds; what a collective overlaps with it is hidden."""
     has_device: bool
     """Some event ran on a device."""
-    threads: tuple[tuple[int, float], ...]
-    """(track, share of the window in which it ran) of host threads off the path."""
+    threads: tuple[tuple[int, float, str], ...]
+    """(track, share of the window in which it ran, the user's function that ran longest or "") of host threads off the path."""
     explained: float
     """Owned share of the window, 0..1."""
 
@@ -271,7 +271,7 @@ def _driving_tracks(trace: Trace, rows: npt.NDArray[np.intp], strings: _Strings)
     return main, [int(t) for t in autograd if t != main]
 
 
-def _host(trace: Trace, window: tuple[int, int]) -> tuple[_Host, tuple[tuple[int, float], ...]]:
+def _host(trace: Trace, window: tuple[int, int]) -> tuple[_Host, tuple[tuple[int, float, str], ...]]:
     # Step markers begin inside of one profiler call and end inside of the next: they nest in nothing.
     markers = np.array([text.startswith("ProfilerStep#") for text in trace.strings] or [False], bool)
     all_rows = np.flatnonzero(np.isin(trace.category, _HOST) & (trace.dur_ns > 0) & ~markers[trace.name])
@@ -308,7 +308,12 @@ def _host(trace: Trace, window: tuple[int, int]) -> tuple[_Host, tuple[tuple[int
         rows = all_rows[(trace.track[all_rows] == track) & (trace.category[all_rows] != Category.ANNOTATION)]
         cover = Cover.of(np.maximum(trace.ts_ns[rows], window[0]), np.minimum(trace.ts_ns[rows] + trace.dur_ns[rows], window[1]))
         if int(cover.before[-1]) > 0:
-            threads.append((int(track), float(cover.before[-1]) / length))
+            frames = rows[(trace.category[rows] == Category.PYTHON) & strings[0].is_user[trace.name[rows]]]
+            longest = ""
+            if len(frames):
+                seen = read_host_name(trace.strings[trace.name[frames[trace.dur_ns[frames].argmax()]]])
+                longest = f"{seen.text} ({seen.location})"
+            threads.append((int(track), float(cover.before[-1]) / length, longest))
     if not parts:
         empty = np.empty(0, np.int64)
         parts.append((empty, empty, empty.astype(np.int32), empty.astype(np.int32)))

@@ -251,8 +251,8 @@ def _patterns(trace: Trace, path: CriticalPath, samples: Samples | None) -> tupl
     count = path.iterations.count
     activity_beta = np.bincount(path.activity, weights=path.owned_ns, minlength=NUM_ACTIVITIES) / window_ns
     threads = Counter[str]()
-    for track, share in path.threads:
-        threads[trace.track_names[track] or f"thread {trace.tracks[track][1]}"] += share
+    for track, share, function in path.threads:
+        threads[function or trace.track_names[track] or f"thread {trace.tracks[track][1]}"] += share
     text, texts = _texts(trace, path)
     frame, frames, _ = _locations(trace, path.frame)
     user, users, user_functions = _locations(trace, path.user_frame)
