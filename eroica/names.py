@@ -11,6 +11,7 @@ import re
 import sys
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 
 
 class Phase(IntEnum):
@@ -112,6 +113,7 @@ def _is_user_path(path: str) -> bool:
     return first not in _LIBRARIES and not (stem in _STDLIB and (len(parts) > 1 or first.endswith(".py")))
 
 
+@lru_cache(maxsize=1 << 15)
 def read_host_name(name: str, *, annotation: bool = False, overhead: bool = False) -> HostName:
     """Classify the name of a host event. `annotation`: a record_function range; `overhead`: the profiler's own event."""
     phase = next((phase for pattern, phase in _PHASES if pattern.search(name)), Phase.NONE)
@@ -163,6 +165,7 @@ _RETURN_TYPE = re.compile(r"^(?:void|static|inline|__global__)\s+")
 _NUMBERS = re.compile(r"_0d1d\w*$|_\d+$")
 
 
+@lru_cache(maxsize=1 << 13)
 def normal_kernel_name(name: str) -> str:
     """Kernel name without return type, arguments and template noise: equal for the same code on every rank.
 
