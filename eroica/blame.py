@@ -7,6 +7,7 @@ Roles are compared with each other as roles. Used by `diagnosis`, which words an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +35,8 @@ HOST_DIFFUSE_EFFECT = 0.15
 do that to any rank, so a small excess of this kind is not a finding."""
 HOST_SINGLE_EFFECT = 0.03
 """On CPU jobs one operator or Python function must cost this share of the iteration."""
+HOST_COVERAGE = 0.6
+"""On CPU jobs one function must hold this share of the excess of single steps."""
 JITTER_EFFECT = 0.20
 """And single steps in which ordinary functions take up to three times as long are the host's jitter below this share."""
 FEW_ROTATING = 3
@@ -270,8 +273,11 @@ def _gather(stacked: Stacked, roles: Roles, roots: Indices, parts: list[Excess])
     return gathered
 
 
-def rotating_excess(stacked: Stacked, roles: Roles, iteration_s: float, roots: Indices) -> Excess | None:
-    """Excess of single steps that moves over ranks, or comes back on one rank every few steps; None if there is none."""
+def rotating_excess(stacked: Stacked, roles: Roles, iteration_s: float, stable: Sequence[Excess]) -> Excess | None:
+    """Excess of single steps that moves over ranks, or comes back on one rank every few steps; None if there is none.
+
+    Peaks of what a `stable` root does too much of anyway belong to that finding.
+    """
     num_ranks, num_steps = stacked.own_s.shape
     if num_steps < 4 or num_ranks < 2:
         return None
@@ -283,6 +289,9 @@ def rotating_excess(stacked: Stacked, roles: Roles, iteration_s: float, roots: I
         own = stacked.own_s[members]
         level = own - np.nanmedian(own, axis=0)
         over[members] = level - np.nanmedian(level, axis=1, keepdims=True)
+    kind = np.array([int(f.activity) for f in stacked.functions] + [-1])[stacked.top_function]
+    for excess in stable:
+        over[excess.ranks] = np.where(kind[excess.ranks] == excess.activity, np.nan, over[excess.ranks])
     seen = over[np.isfinite(over)]
     if not len(seen):
         return None
@@ -307,11 +316,10 @@ def rotating_excess(stacked: Stacked, roles: Roles, iteration_s: float, roots: I
     named = int(held.argmax()) if held.any() else None
     coverage = min(float(held.max()) / total, 1.0) if named is not None else 0.0
     activity = stacked.functions[named].activity if named is not None else None
-    if host_only and (named is None or _is_jitter(stacked, named, cells)) and mean_s < JITTER_EFFECT * iteration_s:
+    # Preemption on a busy host hits any function; a cause hits one.
+    if host_only and (named is None or coverage < HOST_COVERAGE or _is_jitter(stacked, named, cells)) and mean_s < JITTER_EFFECT * iteration_s:
         return None
     one_rank = len(ranks) == 1 or counts.max() >= 0.8 * len(cells)
-    if one_rank and int(ranks[counts.argmax()]) in set(roots.tolist()):
-        return None
     if activity is None or named is None:
         cause = Cause("unknown", False, "no named function holds the excess of these steps", ())
     else:

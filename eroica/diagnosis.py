@@ -463,7 +463,7 @@ def _drafts(stacked: Stacked, roles: Roles, where: Localization, context: Contex
     pricer = _Pricer(stacked, roles, iteration_s)
     excesses = stable_excesses(stacked, roles, where, iteration_s)
     roots = np.unique(np.concatenate([e.ranks for e in excesses])) if excesses else np.empty(0, np.intp)
-    rotating = rotating_excess(stacked, roles, iteration_s, roots)
+    rotating = rotating_excess(stacked, roles, iteration_s, excesses)
     if rotating is not None:
         excesses.append(rotating)
     excesses.extend(idle_excesses(stacked, roles, iteration_s, roots))
