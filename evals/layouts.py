@@ -166,7 +166,8 @@ def fault_pieces(base: Base) -> dict[str, list[Item]]:
 
 
 def build(base: Base, layout: str, world_size: int, ranks_per_host: int, planted: str | None) -> Program:
-    """The program of a layout. `planted`: key of `fault_pieces` whose items are put (inactive) into the forward pass.
+    """The program of a layout. `planted`: key of `fault_pieces` whose items are put (inactive) into the forward pass,
+    or harmless_sync, which sits behind the backward pass.
 
     Raises ValueError for a world size that the layout cannot split.
     """
@@ -215,7 +216,7 @@ def build(base: Base, layout: str, world_size: int, ranks_per_host: int, planted
             ),
         )
 
-    faults = fault_pieces(base)[planted] if planted else []
+    faults = fault_pieces(base).get(planted or "", [])
     items: list[Item] = [Item("input", _input(base, forward_ns)), Item("copy", _copy(base, forward_ns))]
     inactive: dict[int, Bools] = {}
     half = len(base.forward) // 2
@@ -283,6 +284,9 @@ def build(base: Base, layout: str, world_size: int, ranks_per_host: int, planted
         inactive[0] = inactive[1] = stage > 0
     else:
         raise ValueError(f"layout {layout!r} is unknown; known: {', '.join(LAYOUTS)}")
+    if planted == "harmless_sync":
+        # Where the host would wait anyhow: without it the same wait shows in the next blocking call.
+        items.append(Item("harmless_sync", _sync(base, "/workspace/train/train.py(104): train_step"), drains=True))
     items.append(Item("sync", _sync(base, "/workspace/train/train.py(118): clip_gradients"), drains=True, joins=True))
     items.append(Item("optimizer", _optimizer(base, forward_ns)))
     items.append(Item("log", piece_of(base.names, 15_000.0, [])))
@@ -292,7 +296,7 @@ def build(base: Base, layout: str, world_size: int, ranks_per_host: int, planted
     for n, item in enumerate(items):
         if item.comm is not None:
             off[n] |= item.comm.group < 0
-        if item.label in ("gc", "gap_sync", "gap", "malloc"):
+        if item.label in ("gc", "gap_sync", "gap", "malloc", "harmless_sync"):
             off[n] = True
     return Program(tuple(items), tuple(groups), hosts, stage, off, np.ones((len(items), world_size)))
 

@@ -54,7 +54,8 @@ class Item:
     """One step of the program."""
 
     label: str
-    """input, copy, forward, backward, optimizer, comm, sync, log, or a fault's (gc, gap, malloc)."""
+    """input, copy, forward, backward, optimizer, comm, sync, log, or what a case plants: gc, gap_sync, gap, malloc,
+    harmless_sync."""
     piece: Piece
     drains: bool = False
     """The host first waits until the compute stream is empty."""

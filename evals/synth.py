@@ -174,7 +174,7 @@ def cluster(
     source = _base(base, LAYOUTS[chosen.layout], max_events)
     planted = next((_PLANTED[f.transform] for f in chosen.faults if f.transform in _PLANTED), None)
     planted = "gc_frame" if "gc_frame" in chosen.extras else planted
-    planted = "sync_gap" if "harmless_sync" in chosen.extras else planted
+    planted = "harmless_sync" if "harmless_sync" in chosen.extras else planted
     program = build(source, chosen.layout, world_size, ranks_per_host, planted)
     rng = np.random.default_rng([seed, 0])
     models = [source.device_model] * world_size
@@ -257,7 +257,7 @@ def _extras(case: Case, program: Program, plan: Plan, flag: Bools, rng: np.rando
         flag[rng.choice(program.world_size, 3, replace=False)] = True
     if "harmless_sync" in case.extras:
         rank = int(rng.integers(program.world_size))
-        for n in program.find("gap_sync"):
+        for n in program.find("harmless_sync"):
             plan.active[n, rank] = True
     if "hiccup" in case.extras and seed % 4 == 0:
         rank, step = int(rng.integers(program.world_size)), int(rng.integers(1, plan.factor.shape[2]))

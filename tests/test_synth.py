@@ -26,6 +26,7 @@ from eroica.findings import (
 from eroica.trace import Category, Trace, read_trace
 from evals import synthetic
 from evals.cases_synth import BY_ID, CASES, Case
+from evals.faults import mean_iteration_ns
 from evals.kineto_file import write_json
 from evals.program import simulate
 from evals.score import score
@@ -156,6 +157,17 @@ def test_the_truth_about_the_iteration_can_be_read_off_the_trace() -> None:
     steps = [row for row in range(len(trace)) if trace.strings[trace.name[row]].startswith("ProfilerStep#")]
     measured = np.diff(trace.ts_ns[steps]).mean() / 1e9
     assert measured == pytest.approx(made.iteration_s, rel=0.03)
+
+
+@pytest.mark.parametrize("base", ["bert", "mi300"])
+def test_the_harmless_sync_waits_long_and_costs_nothing(base: str) -> None:
+    made = cluster("device_sync_harmless", base=base)
+    (item,) = made.program.find("harmless_sync")
+    (rank,) = np.flatnonzero(made.plan.active[item, :, 1])
+    without = made.plan.copy()
+    without.active[item] = False
+    assert made.times.host_len[item, rank, 1:].min() > 500_000
+    assert mean_iteration_ns(made.program, without) == pytest.approx(1e9 * made.iteration_s, rel=0.003)
 
 
 def test_clocks_of_hosts_are_apart_and_nothing_else_depends_on_it() -> None:
