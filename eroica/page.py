@@ -25,7 +25,7 @@ from eroica.findings import Detail, Diagnosis, Evidence, Finding, to_json
 from eroica.templates import load, render
 from eroica.untrusted import clean, clean_values
 
-MOST_FINDINGS = 24
+MOST_FINDINGS = 16
 MOST_CONSEQUENCES = 40
 MOST_FUNCTIONS = 28
 MOST_ROWS = 256
@@ -108,7 +108,7 @@ def _cards(finding: Finding, diagnosis: Diagnosis) -> list[dict[str, str]]:
         who = wording.ranks(finding.ranks, 40)
     elif finding.scope == "rotating":
         who, at = "no rank in particular", f"it moves over {wording.ranks(finding.ranks) or 'the ranks'}"
-    places = [clean(x, 80) for x in ((name.location, name.user_location) if name else ()) if x]
+    places = [clean(name.location or "", 80), wording.called_from(name, 80)] if name else []
     per = "per iteration"
     if impact.seconds_per_iteration is not None and diagnosis.iteration.observed_s:
         per = f"of {wording.seconds(diagnosis.iteration.observed_s)} per iteration"
@@ -122,7 +122,7 @@ def _cards(finding: Finding, diagnosis: Diagnosis) -> list[dict[str, str]]:
         {
             "name": "What",
             "big": clean(name.name, 56) if name else "no single function",
-            "small": ", from ".join(dict.fromkeys(places)) or (clean(name.kind, 20) if name else ""),
+            "small": ", from ".join(filter(None, places)) or (clean(name.kind, 20) if name else ""),
         },
         {
             "name": "Why",
@@ -154,7 +154,8 @@ def _finding(finding: Finding, diagnosis: Diagnosis) -> dict[str, Any]:
             for name, value in (("D, to the expected", finding.distance), ("Delta, to peers", finding.delta))
             if value is not None
         ],
-        "evidence": [_evidence(name, diagnosis.evidence.get(name)) for name in finding.evidence[:24]],
+        "evidence": [_evidence(name, diagnosis.evidence.get(name)) for name in finding.evidence[:12]],
+        "evidence_left": max(0, len(finding.evidence) - 12),
         "ruled_out": [clean(text, 300) for text in finding.ruled_out[:16]],
     }
 
@@ -162,10 +163,10 @@ def _finding(finding: Finding, diagnosis: Diagnosis) -> dict[str, Any]:
 def _evidence(name: str, item: Evidence | None) -> dict[str, Any]:
     if item is None:
         return {"id": clean(name, 12), "text": "is not in this diagnosis", "source": "", "values": {}}
-    values = clean_values(item.values, 120, 24)
+    values = clean_values(item.values, 100, 12)
     return {
         "id": clean(name, 12),
-        "text": clean(item.text.strip(), 600),
+        "text": clean(item.text.strip(), 400),
         "source": clean(item.source, 40),
         "values": values,
     }

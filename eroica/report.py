@@ -201,16 +201,23 @@ def milliseconds(value: float) -> str:
 
 # ---- Markdown
 
-_MARKUP = re.compile(r"[\\`*_\[\]~|<>&{}!$]")
+_MARKUP = re.compile(
+    # What would ring up a person or link to an issue or a site is parted by an empty comment ...
+    r"(?P<link>@(?=\w)|#(?=\d)|GH-(?=\d)|(?i:www)(?=\.)|:(?=//)|(?i:mailto|xmpp)(?=:))"
+    # ... and what means markup means itself.
+    r"|[\\`*_\[\]~|<>&{}!$]"
+)
 _ENTITY = {"<": "&lt;", ">": "&gt;", "&": "&amp;", "|": "&#124;", "`": "&#96;", "$": "&#36;"}
 
 
 def _prose(text: str) -> str:
     """Text that means only itself in Markdown, also within a table and at the start of a line."""
-    text = _MARKUP.sub(lambda m: _ENTITY.get(m[0], "\\" + m[0]), text)
-    # An empty comment parts what would otherwise ring up a person or link to an issue or a site.
-    text = re.sub(r"@(?=\w)|#(?=\d)|GH-(?=\d)|(?i:www)(?=\.)|:(?=//)|(?i:mailto|xmpp)(?=:)", r"\g<0><!-- -->", text)
-    return re.sub(r"^(\s*)([#+=-])", r"\1\\\2", re.sub(r"^(\s*\d+)([.)])", r"\1\\\2", text))
+
+    def escaped(match: re.Match[str]) -> str:
+        return match[0] + "<!-- -->" if match["link"] else _ENTITY.get(match[0], "\\" + match[0])
+
+    text = _MARKUP.sub(escaped, text)
+    return re.sub(r"^(\s*)([#+=-])", r"\1\\\2", re.sub(r"^(\s*\d+)([.)])(?=\s|$)", r"\1\\\2", text))
 
 
 def _code(text: str) -> str:

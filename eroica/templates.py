@@ -19,7 +19,9 @@ def load(name: str) -> str:
         file = folder / name
         if file.is_file():
             return file.read_text(encoding="utf-8")
-    raise jinja2.TemplateNotFound(name, f"no template {name!r}: the installation lacks eroica/prompts; install it again")
+    raise jinja2.TemplateNotFound(
+        name, f"no template {name!r}: the installation lacks eroica/prompts; install it again"
+    )
 
 
 def render(name: str, **values: object) -> str:

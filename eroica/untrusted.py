@@ -14,10 +14,11 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 REDACTED = "[redacted]"
 
-_SCAN_CHARS = 20_000
+_SCAN_CHARS = 8_000
 """No string is looked at beyond this; the longest real kernel names (templates) have some 4,000 characters."""
 
 _INVISIBLE = re.compile(
@@ -41,7 +42,7 @@ _SECRETS = [
     re.compile(r"\bS[UOACNX][A-Z2-7]{56}\b"),  # NATS seeds
 ]
 _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}")
-_USERINFO = re.compile(r"(\b[a-zA-Z][\w+.-]*://)[^\s/@:]*:[^\s/@]+@")
+_USERINFO = re.compile(r"(\b[a-zA-Z][\w+.-]{0,20}://)[^\s/@:]{0,200}:[^\s/@]{1,500}@")
 _ASSIGNED = re.compile(
     rf"(?i)((?:(?<![a-z0-9])|(?<=_)){_SECRET_NAME}[\"']?\s*(?:=|:(?!\d+\b)|\s(?=[\"']))\s*)(\"[^\"]*\"|'[^']*'|[^\s,;&)}}\]\"']+)"
 )
@@ -74,10 +75,13 @@ def clean(value: object, limit: int = 200) -> str:
     Long strings lose their middle, since both ends of a path or a kernel name tell most.
     """
     text = value if isinstance(value, str) else str(value)
-    cut = len(text) > _SCAN_CHARS
     # Cut at the end, before redaction: a cut in the middle could leave the unrecognisable tail of a secret.
-    text = redact(text[:_SCAN_CHARS]) + ("..." if cut else "")
-    text = _INVISIBLE.sub(_escaped, text)
+    return _clean(text[:_SCAN_CHARS] + ("..." if len(text) > _SCAN_CHARS else ""), limit)
+
+
+@lru_cache(1024)  # a report shows the name of a function dozens of times
+def _clean(text: str, limit: int) -> str:
+    text = _INVISIBLE.sub(_escaped, redact(text))
     if len(text) > limit:
         head = max(1, (limit - 3) * 2 // 3)
         text = text[:head] + "..." + text[len(text) - max(0, limit - 3 - head) :]
@@ -91,12 +95,13 @@ def clean_values(values: Mapping[str, object], limit: int = 200, most: int = 60)
     def visit(prefix: str, item: object) -> None:
         if isinstance(item, Mapping) and item and prefix.count(".") < 4:
             for key, inner in item.items():
-                visit(f"{prefix}.{key}" if prefix else str(key), inner)
+                visit(f"{prefix}.{key}", inner)
         elif len(flat) <= most:
             secret = is_secret_name(prefix) and not isinstance(item, (bool, int, float))
             flat[clean(prefix, 80)] = REDACTED if secret else clean(_value_text(item), limit)
 
-    visit("", values)
+    for key, item in values.items():
+        visit(str(key), item)
     if len(flat) > most:
         flat.popitem()
         flat["..."] = "more entries are in the JSON"
@@ -106,9 +111,9 @@ def clean_values(values: Mapping[str, object], limit: int = 200, most: int = 60)
 def fence(lines: Sequence[str], label: str) -> str:
     """`lines` between two marker lines that no line can imitate: the marker holds a digest that does not occur in them.
 
-    Every line is also quoted with "| ", and line breaks inside of a line are escaped, so that data cannot begin a line.
+    Every line is also quoted with "| ", and line breaks within are escaped, so that data cannot begin a line.
     """
-    body = "\n".join("| " + line.replace("\r", "\\r").replace("\n", "\\n") for line in lines)
+    body = "\n".join("| " + _INVISIBLE.sub(_escaped, line) for line in lines or [""])
     salt = 0
     while True:  # ends: a body of n characters holds fewer than n of the 2^48 digests
         mark = hashlib.sha256(f"{salt}{body}".encode("utf-8", "replace")).hexdigest()[:12]

@@ -176,9 +176,15 @@ def function(name: FunctionName | None, limit: int = 120) -> str:
     text = f"{clean(name.name, limit)} ({clean(name.kind, 20)})"
     if name.location:
         text += f", {clean(name.location, limit)}"
-    if name.user_location and name.user_location != name.location:
-        text += f", from {clean(name.user_location, limit)}"
-    return text
+    caller = called_from(name, limit)
+    return text + (f", from {caller}" if caller else "")
+
+
+def called_from(name: FunctionName, limit: int = 120) -> str:
+    """The frame of the user's own code that a function was called from; "" where it is that frame itself."""
+    if not name.user_location or name.user_location == name.location:
+        return ""
+    return " ".join(clean(part, limit) for part in (name.user_function, name.user_location) if part)
 
 
 def who(finding: Finding) -> str:
@@ -355,12 +361,19 @@ def role_median(values: npt.NDArray[np.floating], roles: Sequence[str]) -> npt.N
 
     In a role of two, each rank is measured by the other: their median would halve what sets them apart.
     """
-    names = np.asarray(roles)
+    codes, names = role_codes(roles)
     result = np.full(values.shape, np.nan, dtype=np.float64)
-    for role in np.unique(names):
-        members = np.flatnonzero(names == role)
+    for code in range(len(names)):
+        members = np.flatnonzero(codes == code)
         result[members] = values[members[::-1]] if len(members) == 2 else _nanmedian(values[members])
     return result
+
+
+def role_codes(roles: Sequence[str]) -> tuple[npt.NDArray[np.intp], list[str]]:
+    """A number for each rank's role, and the roles in the order of their first rank."""
+    numbers: dict[str, int] = {}
+    codes = [numbers.setdefault(role, len(numbers)) for role in roles]
+    return np.array(codes, dtype=np.intp), list(numbers)
 
 
 def rank_rows(diagnosis: Diagnosis, detail: Detail, most: int = 16) -> list[RankRow]:
@@ -375,12 +388,11 @@ def rank_rows(diagnosis: Diagnosis, detail: Detail, most: int = 16) -> list[Rank
     single = [int(i) for i in order[: most // 2] if marked[i] or excess[i] > 0.05 * usual[i]]
     rows = [_row(detail, np.array([i]), bool(marked[i])) for i in single]
     rest = np.setdiff1d(np.arange(num), single)
-    names = np.asarray(detail.roles)[rest]
-    roles = list(dict.fromkeys(names.tolist()))
-    for role in roles[: most // 2]:
-        rows.append(_row(detail, rest[names == role], False))
-    if len(roles) > most // 2:
-        rows.append(_row(detail, rest[~np.isin(names, roles[: most // 2])], False))
+    codes = role_codes(detail.roles)[0][rest]
+    found = list(dict.fromkeys(codes.tolist()))
+    rows += [_row(detail, rest[codes == code], False) for code in found[: most // 2]]
+    if len(found) > most // 2:
+        rows.append(_row(detail, rest[~np.isin(codes, found[: most // 2])], False))
     return rows
 
 

@@ -40,7 +40,7 @@ FUNCTIONS = (
     FunctionName("collective", "nccl:all_gather_into_tensor"),
     FunctionName("host", "TokenDataset.__getitem__", "train/data.py:41", "train/data.py:41"),
     FunctionName("kernel", "vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>"),
-    FunctionName("host", "zlib.decompress", "train/data.py:44", "train/data.py:41"),
+    FunctionName("host", "zlib.decompress", None, "train/data.py:41", "TokenDataset.__getitem__"),
     FunctionName("host", "AdamW.step", "torch/optim/adamw.py:220", "train/loop.py:88"),
     FunctionName("copy", "Memcpy HtoD (Pinned -> Device)"),
     FunctionName("host", "cudaStreamSynchronize", None, "train/loop.py:91"),
@@ -347,7 +347,7 @@ def no_data() -> Diagnosis:
 def hostile(text: str) -> Sample:
     """Slow input where every string that a job can choose is `text`."""
     diagnosis, detail = slow_input(4)
-    name = FunctionName(text, text, text, text + "'")
+    name = FunctionName(text, text, text, text + "'", text)
     finding = replace(
         diagnosis.findings[0],
         hosts=(text,), function=name, ruled_out=(text,), advice=text, device=text, link=text,
