@@ -4,8 +4,7 @@ Not an analysis and not a training: `demos/train.py` trains, `offline` diagnoses
 knows of this module. The record of what was planted lies beside the traces, never among them. Used by `cli` alone.
 
 The ranks are started by torchrun, as users start theirs, on a port that it picks itself. torchrun gives every rank a
-session of its own, so a signal to its process group would miss them; all processes of a run carry a mark in their
-environment instead, and whatever still carries it when the run ends, in whichever way, is killed.
+session of its own, so a signal to its process group would miss them: a run that must be stopped is stopped as a tree.
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +33,6 @@ FAULTS = {
 }
 _CAUSES = {"slow_input": "input_pipeline", "backward_delay": "host_python"}
 _SCRIPT = Path(__file__).parent / "demos" / "train.py"
-_MARK = "EROICA_DEMO"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,8 +102,7 @@ def train(plan: Plan, out: Path) -> Planted:
     if plan.effect is not None:
         command.append(f"--effect={plan.effect}")
     log = out / "training.log"
-    mark = uuid.uuid4().hex
-    environment = os.environ | {_MARK: mark, "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with log.open("wb") as sink, _signals_as_exceptions():
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=environment, start_new_session=True
@@ -119,9 +114,9 @@ def train(plan: Plan, out: Path) -> Planted:
                 f"the training did not end within {plan.timeout_s:g} s and was stopped; raise --timeout, or see {log}"
             ) from None
         finally:
-            process.kill()
-            process.wait()
-            _kill_marked(mark)
+            if process.poll() is None:
+                _kill_tree(process.pid)
+                process.wait()
     if status:
         raise UserError(f"the training failed with exit status {status}; {log} says why")
     record = json.loads((out / "planted.json").read_text())
@@ -180,20 +175,26 @@ def _signals_as_exceptions() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _kill_marked(mark: str) -> None:
-    """Kill every process whose environment carries the mark, and see them gone; one may just have started another."""
-    entry = f"{_MARK}={mark}".encode()
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        found = False
-        for environ in Path("/proc").glob("[0-9]*/environ"):
-            try:
-                if entry not in environ.read_bytes().split(b"\0"):
-                    continue
-                os.kill(int(environ.parent.name), signal.SIGKILL)
-            except OSError:  # ended meanwhile, or of another user
-                continue
-            found = True
-        if not found:
-            return
-        time.sleep(0.01)  # a killed process stays visible until the kernel has taken it down
+def _kill_tree(root: int) -> None:
+    """Kill a process and all that descend from it: stopped first, so that none starts another meanwhile."""
+    family: set[int] = set()
+    found = {root}
+    while found:  # ends with a look at the children of processes that were all stopped before it
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+        family |= found
+        found = _children(family) - family
+    for pid in family:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _children(parents: set[int]) -> set[int]:
+    found = set()
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            # "pid (name) state parent ...", where the name may hold anything.
+            if int(file.read_text(errors="replace").rpartition(")")[2].split()[1]) in parents:
+                found.add(int(file.parent.name))
+    return found

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -28,17 +30,21 @@ PLANTED = demo.Planted(
 )
 
 
-def _processes(mark: str = "train.py") -> list[str]:
-    """Command lines of running demo trainings."""
+def _processes(out: Path) -> list[str]:
+    """Command lines of the trainings that write below `out`, those that end at this moment left out."""
     found = []
     for file in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = file.read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if any(word.endswith(mark.encode()) for word in words):
-            found.append(b" ".join(words).decode(errors="replace"))
+        with contextlib.suppress(OSError):
+            words = file.read_text(errors="replace").split("\0")
+            if f"--traces={out / 'traces'}" in words and not _is_dying(file.parent):
+                found.append(" ".join(words))
     return found
+
+
+def _is_dying(process: Path) -> bool:
+    """Whether SIGKILL (bit 8) is pending for the process: the kernel takes it down, however long that takes."""
+    pending = re.findall(r"^(?:Shd|Sig)Pnd:\s+(\w+)$", (process / "status").read_text(), re.M)
+    return any(int(mask, 16) & 1 << signal.SIGKILL - 1 for mask in pending)
 
 
 @pytest.mark.e2e
@@ -77,7 +83,7 @@ def test_the_diagnosis_names_what_was_planted(
         assert cost is not None
         assert cost == pytest.approx(planted["delay_s"], rel=0.5)
     assert "<html" in (out / "report.html").read_text()
-    assert not _processes()
+    assert not _processes(out)
 
 
 @pytest.mark.e2e
@@ -87,7 +93,7 @@ def test_a_second_run_replaces_the_first_and_a_slow_one_is_stopped_with_its_proc
     assert len(list((tmp_path / "traces").iterdir())) == 2
     with pytest.raises(UnavailableError, match="did not end within 3 s"):
         demo.train(demo.Plan(fault="healthy", timeout_s=3), tmp_path)
-    assert not _processes()
+    assert not _processes(tmp_path)
 
 
 @pytest.mark.e2e
@@ -95,12 +101,12 @@ def test_a_second_run_replaces_the_first_and_a_slow_one_is_stopped_with_its_proc
 def test_a_signal_ends_the_training_too(number: signal.Signals, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "eroica", "demo", "healthy", "--out", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        while len(_processes()) < 2:  # torchrun, and a rank at least
+        while len(_processes(tmp_path)) < 2:  # torchrun, and a rank at least
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(0.1)
         process.send_signal(number)
         assert process.wait(60) == 128 + number
-    assert not _processes()
+    assert not _processes(tmp_path)
 
 
 def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
