@@ -51,7 +51,7 @@ class CollectiveKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class CollectiveTable:
-    """Communication metadata, one row per communicating event (operator, annotation or kernel). Shape of each: (rows,)."""
+    """Communication metadata, a row per communicating event (operator, annotation, kernel). Shape of each: (rows,)."""
 
     event: npt.NDArray[np.int32]
     """Row in the trace's event columns, ascending."""
@@ -455,7 +455,7 @@ def _columns(events: Events, strings: list[str], rows: dict[int, _Row], groups: 
             result.peer[index] = integer(args.get(key), -1, 32)
         elif row.elements >= 0:
             result.in_elements[index] = row.elements
-        if group < 0 and row.args is None:
+        if group < 0:
             group = only_group
         result.kind[index] = kind
         result.group[index] = group

@@ -1,9 +1,9 @@
 """Kineto and Chrome trace JSON as flat columns in file order: the text layer behind `trace.read_trace`.
 
 Not an analysis and not the job's view: ranks, groups and collectives are made of this by `trace`. Used by `trace` and,
-for a look at the head of a file, by `tracefiles`. Two engines give the same columns: the C scanner (`scanner`), which relies
-on Kineto's fixed key order and refuses whatever it does not know, and the tolerant reader below, slow and without
-needs. A record that the scanner refuses is decoded by `records`, as all are here, so they cannot differ.
+for a look at the head of a file, by `tracefiles`. Two engines give the same columns: the C scanner (`scanner`), which
+relies on Kineto's fixed key order and refuses whatever it does not know, and the tolerant reader below, slow and
+without needs. A record that the scanner refuses is decoded by `records`, as all are here, so they cannot differ.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ _SEPARATORS = re.compile(r"[ \t\r\n,]*")
 class Engine(Protocol):
     """Reads events out of a piece of text; called again with what it left."""
 
-    rows: Rows
-    """Events that Python decoded, and all damage."""
+    @property
+    def rows(self) -> Rows:
+        """Events that Python decoded, and all damage."""
 
     def scan(self, buffer: bytearray, start: int, end: int, final: bool, base: int) -> tuple[int, bool]:
         """Take whole records from buffer[start:end]; `base` = offset in the file of buffer[0].
@@ -56,6 +57,7 @@ class Tolerant:
         self.rows = Rows()
 
     def scan(self, buffer: bytearray, start: int, end: int, final: bool, base: int) -> tuple[int, bool]:
+        """See `Engine`."""
         text = str(memoryview(buffer)[start:end], "latin-1")
         size = end - start
         plain = text.isascii()
@@ -95,6 +97,7 @@ class Tolerant:
             position += take_broken(self.rows, record, base + start + position, following is None)
 
     def finish(self) -> Records:
+        """See `Engine`."""
         rows = self.rows
         columns = {name: np.frombuffer(rows.values[name], kind) for name, kind in COLUMNS.items()}
         return Records(
@@ -106,14 +109,14 @@ class Inflater:
     """Reads a gzip file of any number of members; a cut or broken stream ends it, what came before stays."""
 
     def __init__(self, raw: Any) -> None:
+        self._errors: list[type[Exception]] = [zlib.error]
         try:
             from isal import isal_zlib
 
             self._new: Callable[[], Any] = lambda: isal_zlib.decompressobj(31)
-            self._errors: tuple[type[Exception], ...] = (zlib.error, isal_zlib.IsalError)
+            self._errors.append(isal_zlib.error)
         except ImportError:
             self._new = lambda: zlib.decompressobj(31)
-            self._errors = (zlib.error,)
         self._raw = raw
         self._member: Any = None
         self._pending = b""
@@ -136,7 +139,7 @@ class Inflater:
                 self._member = self._new()
             try:
                 data = self._member.decompress(self._pending, min(len(view), 1 << 18))
-            except self._errors as error:
+            except tuple(self._errors) as error:
                 self.problem = f"the gzip stream is broken ({error})"
                 return 0
             at_end = not self._pending and not data
@@ -188,11 +191,12 @@ class Text:
 
     @property
     def full(self) -> bool:
+        """The buffer is as big as it may get, and nothing of it could be taken."""
         return self.end - self.start >= MAX_RECORD_BYTES
 
 
 _EVENTS_KEY = re.compile(rf'"traceEvents"{BLANK}:{BLANK}\['.encode())
-_WANTED_KEYS = ["distributedInfo", "deviceProperties", "host_name", "hostname", "baseTimeNanoseconds", "schemaVersion", "traceName", "displayTimeUnit", "rank"]
+_WANTED_KEYS = ["distributedInfo", "deviceProperties", "host_name", "hostname", "baseTimeNanoseconds", "rank"]
 
 
 def metadata(keys: bytes, losses: Losses, offset: int) -> dict[str, Any]:
@@ -231,7 +235,7 @@ def open_text(path: str | Path) -> tuple[Any, Inflater | None]:
 
 
 def find_events(text: Text) -> tuple[int, int] | None:
-    """Where in the buffer the key `traceEvents` starts and where its array's text starts; reads on until it is found."""
+    """Where in the buffer the key `traceEvents` and the text of its array start; reads on until it is found."""
     searched = text.start
     while True:
         match = _EVENTS_KEY.search(text.buffer, searched, text.end)
@@ -246,9 +250,8 @@ def find_events(text: Text) -> tuple[int, int] | None:
 def load(path: str | Path, engine: str = "auto", chunk_bytes: int = CHUNK_BYTES) -> Records:
     """All complete events of one Kineto or Chrome JSON file, plain or gzip.
 
-    `engine`: "fast" (the C scanner), "tolerant" (plain Python) or "auto" (fast if it is there). Both give equal columns,
-    whatever `chunk_bytes` is.
-    Raises UserError if the file cannot be opened, DataError if it holds no trace.
+    `engine`: "fast" (the C scanner), "tolerant" (plain Python) or "auto" (fast if it is there). Both give equal
+    columns, whatever `chunk_bytes` is. Raises UserError if the file cannot be opened, DataError if it holds no trace.
     """
     raw, inflater = open_text(path)
     with raw:

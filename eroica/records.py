@@ -1,9 +1,9 @@
 """A trace's events as flat columns in file order, and how one decoded record becomes a row.
 
-Not a reader of files (that is `kineto`) and not the job's view (that is `trace`). Used by both engines: `scanner` decodes
-common records in C and hands all others to `Rows` here, so that the rules for odd records exist once. Records are split
-in one way by both: a record ends where strict JSON ends; where it does not, it ends before the next `{"ph":`, and
-`salvage` decides whether anything of it can be used.
+Not a reader of files (that is `kineto`) and not the job's view (that is `trace`). Used by both engines: `scanner`
+decodes common records in C and hands all others to `Rows` here, so that the rules for odd records exist once. Records
+are split in one way by both: a record ends where strict JSON ends; where it does not, it ends before the next `{"ph":`,
+and `salvage` decides whether anything of it can be used.
 """
 
 from __future__ import annotations
@@ -57,7 +57,11 @@ CATEGORY_OF: Mapping[str, int] = {
     **dict.fromkeys(("user_annotation", "User Annotation"), Category.ANNOTATION),
     **dict.fromkeys(("gpu_user_annotation", "GPU User Annotation"), Category.DEVICE_ANNOTATION),
     **dict.fromkeys(
-        ["cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "hip_api", "mtia_runtime", "privateuse1_runtime", "privateuse1_driver", "xpu_runtime", "xpu_driver", "glow_runtime", "Runtime", "runtime", "cuda_profiler_range"],
+        ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "hip_api", "mtia_runtime", "xpu_runtime"),
+        Category.RUNTIME,
+    ),
+    **dict.fromkeys(
+        ("xpu_driver", "glow_runtime", "privateuse1_runtime", "privateuse1_driver", "Runtime", "runtime"),
         Category.RUNTIME,
     ),
     **dict.fromkeys(
@@ -95,6 +99,7 @@ class Damage:
 
     @property
     def any(self) -> bool:
+        """Whether anything was lost, repaired or noted."""
         return bool(self.skipped_events or self.repaired_names or self.bad_times or self.truncated or self.notes)
 
 
@@ -112,7 +117,7 @@ COLUMNS: Mapping[str, Any] = {
     "occupancy": np.float32,
     "category": np.uint8,
 }
-"""Columns of `Records` in the order of the C scanner, with their types. `external` is the id of the operator around it."""
+"""Columns of `Records` in the order of the C scanner, with their types. `external`: id of the operator around it."""
 
 
 @dataclass(slots=True)
@@ -134,6 +139,7 @@ class Losses:
             self.first_offset = offset
 
     def damage(self) -> Damage:
+        """The counts, with a sentence for each that is not zero."""
         notes = list(self.notes)
         if self.skipped:
             notes.append(f"{self.skipped} events were unreadable and left out, the first at byte {self.first_offset}")

@@ -1,8 +1,8 @@
 """Mends the text of one broken trace record, or says that it cannot be mended.
 
-Not a JSON parser: sound records never come here. Used by `kineto` for the few records that strict JSON refuses: bytes that
-are not UTF-8, control characters and raw backslashes in names, bare quotes, values without quotes. What is mended keeps
-the event's times; what stays ambiguous is dropped, since an invented event is worse than a lost one.
+Not a JSON parser: sound records never come here. Used by `records` for the few that strict JSON refuses: bytes that are
+not UTF-8, control characters and raw backslashes in names, bare quotes, values without quotes. What is mended keeps the
+event's times; what stays ambiguous is dropped, since an invented event is worse than a lost one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def clean(text: str) -> str:
-    """Text that can be written anywhere: bytes that were not UTF-8 read as `\\xNN`, so that two names which differ only in them stay two."""
+    """Text that can be written anywhere: bytes that were not UTF-8 become `\\xNN`.
+
+    So two names that differ only in such bytes stay two.
+    """
     if text.isascii():
         return text
     return _SURROGATE.sub(lambda m: _spelled(ord(m.group())), text)

@@ -1,8 +1,8 @@
 """Op timelines of pipeline-parallel jobs in parquet: a few rows per rank and step instead of a profiler trace.
 
-Not Kineto: an operation of these files is a whole forward of one micro-batch. Used by `trace` (`read_timeline`) and, for
-the list of ranks, by `tracefiles`. Steps of such files are samples of a long run, each timed from its own start, so they
-are laid one after another on a clock of our own; durations compare, instants across steps mean nothing.
+Not Kineto: an operation of these files is a whole forward of one micro-batch. Used by `trace` (`read_timeline`) and,
+for the list of ranks, by `tracefiles`. Steps of such files are samples of a long run, each timed from its own start, so
+they are laid one after another on a clock of our own; durations compare, instants across steps mean nothing.
 
     *-compute, optimizer, gc                     work on the compute stream
     forward-send / -recv, backward-send / -recv  point to point with the next or the previous stage of the same dp_rank
@@ -49,8 +49,8 @@ _STREAMS = ("steps", "compute", "collective", *_POINT_TO_POINT)
 
 def _open(path: str | Path, columns: Sequence[str] | None) -> dict[str, npt.NDArray[Any]]:
     try:
-        import pyarrow
-        import pyarrow.parquet as parquet
+        import pyarrow  # type: ignore[import-untyped]
+        import pyarrow.parquet as parquet  # type: ignore[import-untyped]
     except ImportError:
         raise UnavailableError(f'{path}: reading parquet needs pyarrow; run: pip install "eroica[parquet]"') from None
     if not Path(path).is_file():

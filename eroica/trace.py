@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -56,8 +56,9 @@ class Samples:
     ts_ns: Int64s
     """(samples,) When each sample was read, ascending."""
     values: Mapping[str, Float64s]
-    """Counter name -> (samples,); NaN = not read at that instant. Known names: `sm_clock_ratio` (0..1 of the top clock),
-    `throttle` (1 while a throttle reason is active), `nic_gbps`, `pcie_gbps`, `cpu_ratio` (CPU share of the driving thread)."""
+    """Counter name -> (samples,); NaN = not read at that instant. Known names: `sm_clock_ratio` (0..1 of the top
+    clock), `throttle` (1 while a throttle reason is active), `nic_gbps`, `pcie_gbps`, `cpu_ratio` (CPU share of the
+    driving thread)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +138,7 @@ def read_trace(path: str | Path, *, rank: int | None = None, engine: str = "auto
     groups = communication.Groups(distributed.get("pg_config"))
     strings = records.strings
     args = {int(new_row[row]): told for row, told in records.communication if new_row[row] >= 0}
-    events = communication.Events(
-        **{key: columns[key] for key in ["ts_ns", "dur_ns", "name", "category", "track", "correlation", "external", "work"]}
-    )
+    events = communication.Events(**{field.name: columns[field.name] for field in fields(communication.Events)})
     table = communication.table(
         events, strings, args, groups, (*rules, *communication.user_rules(), *communication.RULES)
     )
@@ -188,7 +187,7 @@ def read_all(traces: TraceSet) -> Iterator[Trace]:
 
 
 def _ordered(columns: dict[str, npt.NDArray[Any]], losses: Losses) -> tuple[dict[str, npt.NDArray[Any]], Int32s]:
-    """Columns sorted by (ts, -dur, order in the file) without events of absurd times, and old row -> new row (-1 = left out).
+    """Columns sorted by (ts, -dur, order in the file) without events of absurd times; old row -> new row (-1 = none).
 
     Takes `columns` apart while it goes, so that only one column is held twice.
     """

@@ -66,7 +66,10 @@ _OTHER_RANKS = re.compile(r"(?i)(?:local|node|host|dp|tp|pp|cp|ep|fsdp|data|tens
 
 
 def rank_in_name(path: str | Path) -> int | None:
-    """Global rank by file name: rank-34.Jul_15.json, rank3.json, sampled_rank_0.json.gz, 3.json; None if it tells none or several."""
+    """Global rank by file name: rank-34.Jul_15.json, rank3.json, sampled_rank_0.json.gz, 3.json.
+
+    None if it tells none or several.
+    """
     name = Path(path).name
     found = set(_NAMED.findall(_OTHER_RANKS.sub("", name)))
     if len(found) == 1:
@@ -244,7 +247,7 @@ def _manifest(path: Path) -> tuple[dict[str, int], int | None]:
 
 
 def _peek(path: Path, *, whole: bool) -> _Peek:
-    """Look at the head, and with `whole` at the tail if the head tells no rank: some writers put file-level keys last."""
+    """Look at the head, and with `whole` at the tail if that tells no rank: some writers put file-level keys last."""
     raw, inflater = kineto.open_text(path)
     with raw:
         text = kineto.Text(inflater or raw, _HEAD_BYTES)

@@ -46,14 +46,18 @@ def assert_same(path: Path, chunk_bytes: int = kineto.CHUNK_BYTES) -> None:
 
 
 names = st.one_of(
-    st.sampled_from(["aten::mm", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "a\\b", 'quote "x"', "ünï", "<lambda> {[,]}", ""]),
+    st.sampled_from(
+        ["aten::mm", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "a\\b", 'quote "x"', "ünï", "<lambda> {[,]}", ""]
+    ),
     st.text(max_size=20),
 )
 numbers = st.one_of(
     st.integers(-5, 10**17),
     st.floats(0, 1e6),
     st.decimals(0, 10**15, places=3).map(str),
-    st.sampled_from(["1e3", "1.5E+2", "0.1234", "-0", "-0.0", "9200000000000001", "1767189312000000.1234", "99999999999999999999"]),
+    st.sampled_from(
+        ["1e3", "1.5E+2", "0.1234", "-0", "-0.0", "9200000000000001", "1767189312000000.1234", "99999999999999999999"]
+    ),
 )
 sizes = st.lists(st.one_of(st.integers(-1, 2**40), st.just(0)), max_size=4)
 values = st.recursive(
@@ -78,10 +82,12 @@ arguments = st.fixed_dictionaries(
         "other": values,
     },
 )
-ids = st.one_of(st.integers(-2, 2**40), st.text(max_size=6), st.sampled_from(["Spans", "", 0]), st.floats(0, 9), st.none())
+ids = st.one_of(
+    st.integers(-2, 2**40), st.text(max_size=6), st.sampled_from(["Spans", "", 0]), st.floats(0, 9), st.none()
+)
 categories = st.sampled_from(
-    "cpu_op python_function user_annotation gpu_user_annotation cuda_runtime kernel Kernel gpu_memcpy gpu_memset cuda_sync "
-    "Trace overhead mtia_ccp_events ac2g unheard_of".split()
+    "cpu_op python_function user_annotation gpu_user_annotation cuda_runtime kernel Kernel gpu_memcpy gpu_memset "
+    "cuda_sync Trace overhead mtia_ccp_events ac2g unheard_of".split()
 )
 
 
@@ -127,7 +133,11 @@ def _respaced(text: str, seed: int) -> str:
     chunk_bytes=st.sampled_from([64, 100, 333, 1 << 20]),
 )
 def test_both_engines_read_the_same_from_sound_text(
-    tmp_path_factory: pytest.TempPathFactory, items: list[dict[str, Any]], layout: str, seed: int | None, chunk_bytes: int
+    tmp_path_factory: pytest.TempPathFactory,
+    items: list[dict[str, Any]],
+    layout: str,
+    seed: int | None,
+    chunk_bytes: int,
 ) -> None:
     text = document(items, layout, traceName="fit-[Strategy]{1}.json")
     path = write(tmp_path_factory.getbasetemp() / "sound.json", _respaced(text, seed) if seed is not None else text)
@@ -141,7 +151,9 @@ def damage(draw: st.DrawFn) -> tuple[str, float, bytes]:
     piece = draw(
         st.one_of(
             st.binary(min_size=1, max_size=4),
-            st.sampled_from([b'"', b"\\", b"{", b"}", b"]", b",", b"\0", b"\xc3(", b'{"ph": "X"', b"\x01", b"NaN", b"}]", b"]}"]),
+            st.sampled_from(
+                [b'"', b"\\", b"{", b"}", b"]", b",", b"\0", b"\xc3(", b'{"ph": "X"', b"\x01", b"NaN", b"}]", b"]}"]
+            ),
         )
     )
     return kind, draw(st.floats(0, 1)), piece
@@ -167,7 +179,9 @@ def test_both_engines_lose_the_same_from_damaged_text(
         if kind == "cut":
             text = text[: max(at, 40)]
         else:
-            text = text[:at] + (b"" if kind == "delete" else piece) + text[at + (0 if kind == "insert" else len(piece)) :]
+            text = (
+                text[:at] + (b"" if kind == "delete" else piece) + text[at + (0 if kind == "insert" else len(piece)) :]
+            )
     assert_same(write(tmp_path_factory.getbasetemp() / "damaged.json", text), chunk_bytes)
 
 

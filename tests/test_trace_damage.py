@@ -1,4 +1,4 @@
-"""Damaged files load what is sound and say what was lost. P numbers are those of the survey of other tools' bug reports."""
+"""Damaged files load what is sound and say what was lost. P numbers: the survey of other tools' bug reports."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def names(trace: Trace) -> list[str]:
 def three(broken: str | bytes, layout: str = "classic") -> bytes:
     """A file whose second event is `broken`, between two sound ones."""
     raw = broken.encode() if isinstance(broken, str) else broken
-    text = document([event("before", 1000), event("MIDDLE", 2000), event("after", 3000)], layout, distributedInfo={"rank": 3})
+    text = document(
+        [event("before", 1000), event("MIDDLE", 2000), event("after", 3000)], layout, distributedInfo={"rank": 3}
+    )
     return text.encode().replace(record(event("MIDDLE", 2000), layout).encode(), raw)
 
 
@@ -120,7 +122,9 @@ def test_two_interleaved_events_cost_one_and_invent_none_p08(tmp_path: Path, eng
 def test_a_cut_file_loads_up_to_the_cut_and_says_so_p08(tmp_path: Path, engine: str, suffix: str, cut_in: str) -> None:
     text = document([event(f"op{index}", 1000 + index) for index in range(10)])
     at = text.index("op7")
-    at = {"event": at, "after a comma": text.rindex(",\n  {", 0, at) + 1, "after the events": text.rindex("]") + 1}[cut_in]
+    at = {"event": at, "after a comma": text.rindex(",\n  {", 0, at) + 1, "after the events": text.rindex("]") + 1}[
+        cut_in
+    ]
 
     trace = read_trace(write(tmp_path / f"a{suffix}", text[:at]), engine=engine)
 
@@ -228,7 +232,11 @@ def test_launches_without_any_device_record_are_said_p17_p18(tmp_path: Path, eng
 
 
 def test_events_that_overlap_instead_of_nesting_are_all_kept_p20(tmp_path: Path, engine: str) -> None:
-    items = [event("parent", 1000, 10), event("child", "1005.0", "5.4"), event("ProfilerStep#3", 1003, 100, "user_annotation")]
+    items = [
+        event("parent", 1000, 10),
+        event("child", "1005.0", "5.4"),
+        event("ProfilerStep#3", 1003, 100, "user_annotation"),
+    ]
 
     trace = read_trace(write(tmp_path / "a.json", document(items)), engine=engine)
 
@@ -320,7 +328,9 @@ def test_of_a_repeated_key_the_last_counts(tmp_path: Path, engine: str) -> None:
 
 
 def test_a_byte_order_mark_is_no_damage(tmp_path: Path, engine: str) -> None:
-    trace = read_trace(write(tmp_path / "a.json", b"\xef\xbb\xbf" + document([event()]).lstrip().encode()), engine=engine)
+    trace = read_trace(
+        write(tmp_path / "a.json", b"\xef\xbb\xbf" + document([event()]).lstrip().encode()), engine=engine
+    )
 
     assert len(trace) == 1
     assert not trace.damage.any
@@ -357,7 +367,7 @@ def test_damaged_file_level_keys_are_read_one_by_one(tmp_path: Path, engine: str
 
 @pytest.mark.parametrize(
     "text",
-    ["", " \n", "{}", '{"traceEvents": 3}', "[1, 2]", "hello", json.dumps({"verdict": {}}), '{"schemaVersion": 1, "trace'],
+    ["", " \n", "{}", '{"traceEvents": 3}', "[1, 2]", "hello", json.dumps({"verdict": {}}), '{"schemaVersion": 1, "tr'],
 )
 def test_a_file_without_a_trace_is_refused_in_one_sentence(tmp_path: Path, engine: str, text: str) -> None:
     path = write(tmp_path / "a.json", text)

@@ -14,12 +14,12 @@ LAYOUTS = ("classic", "classic 2022", "one line", "indented", "torch 2.13")
 """Table A of the five layouts: who wrote them differs only in white space."""
 
 
-def event(name: str = "aten::mm", ts: Any = 1000, dur: Any = 10, cat: str = "cpu_op", **args: Any) -> dict[str, Any]:
+def event(name: Any = "aten::mm", ts: Any = 1000, dur: Any = 10, cat: Any = "cpu_op", **args: Any) -> dict[str, Any]:
     """A complete event in Kineto's key order. Keys of `args` that are no identifiers go in with **{...}."""
     return {"ph": "X", "cat": cat, "name": name, "pid": 7, "tid": 7, "ts": ts, "dur": dur, "args": args}
 
 
-def kernel(name: str = "gemm", ts: Any = 1000, dur: Any = 10, **args: Any) -> dict[str, Any]:
+def kernel(name: Any = "gemm", ts: Any = 1000, dur: Any = 10, **args: Any) -> dict[str, Any]:
     """A kernel on stream 7 of device 0."""
     item = event(name, ts, dur, "kernel", **{"stream": 7, "device": 0, "correlation": 5, "grid": [2, 3, 1], **args})
     return {**item, "pid": 0}
@@ -32,7 +32,9 @@ def _number(value: Any) -> str:
 def record(item: Mapping[str, Any], layout: str = "classic") -> str:
     """One event's text. Times given as str are written as they are."""
     keys = list(item)
-    values = {key: _number(item[key]) if key in ("ts", "dur") else json.dumps(item[key]) for key in keys if key != "args"}
+    values = {
+        key: _number(item[key]) if key in ("ts", "dur") else json.dumps(item[key]) for key in keys if key != "args"
+    }
     args = item.get("args")
     if layout == "one line":
         parts = [f'"{key}": {values[key]}' for key in values]
@@ -58,11 +60,11 @@ def record(item: Mapping[str, Any], layout: str = "classic") -> str:
     return text + "\n  }"
 
 
-def document(
-    items: Sequence[Mapping[str, Any]], layout: str = "classic", head: Mapping[str, Any] | None = None, **tail: Any
-) -> str:
+def document(items: Sequence[Mapping[str, Any]], layout: str = "classic", head: Any = None, **tail: Any) -> str:
     """A whole file: `head` before and `tail` after the events."""
-    before = "".join(f"  {json.dumps(key)}: {json.dumps(value)},\n" for key, value in (head or {"schemaVersion": 1}).items())
+    before = "".join(
+        f"  {json.dumps(key)}: {json.dumps(value)},\n" for key, value in (head or {"schemaVersion": 1}).items()
+    )
     after = "".join(f",\n  {json.dumps(key)}: {json.dumps(value)}" for key, value in tail.items())
     body = ",\n  ".join(record(item, layout) for item in items)
     return f'\n{{\n{before}  "traceEvents": [\n  {body}\n  ]{after}\n}}\n'

@@ -1,0 +1,209 @@
+"""Which files are a job's traces, and which rank wrote each."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eroica.errors import DataError, UserError
+from eroica.trace import find_traces, read_all, read_trace
+from eroica.tracefiles import rank_in_name
+from tests.traces import TRACES, document, event, write
+
+TIMELINES = TRACES.parent / "timelines"
+
+
+def trace_of(rank: int | None, **more: Any) -> str:
+    info = {} if rank is None else {"distributedInfo": {"rank": rank, "world_size": 4, **more}}
+    return document([event()], head={"schemaVersion": 1, **info})
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        ("rank-34.Jul_15_10_52_41.1074.pt.trace.json", 34),
+        ("rank3.json", 3),
+        ("rank_3.json.gz", 3),
+        ("sampled_rank-0.json", 0),
+        ("train_rank0_of_64.json", 0),
+        ("Rank 12.json", 12),
+        ("17.json", 17),
+        ("dp_rank1_rank5.json", 5),
+        ("local_rank2.json", None),
+        ("rank1_rank2.json", None),
+        ("frank3.json", None),
+        ("host_12345.1700000000.pt.trace.json", None),
+        ("trace.json", None),
+    ],
+)
+def test_a_rank_is_read_from_a_file_name(name: str, rank: int | None) -> None:
+    assert rank_in_name(name) == rank
+
+
+def test_a_directory_gives_its_traces_by_rank_and_lists_what_it_ignored(tmp_path: Path) -> None:
+    write(tmp_path / "b.json", trace_of(0))
+    write(tmp_path / "a.json.gz", trace_of(10))
+    write(tmp_path / "diagnosis.json", json.dumps({"schema": "eroica.diagnosis/1", "findings": []}))
+    write(tmp_path / "report.html", "<html>")
+
+    found = find_traces([tmp_path])
+
+    assert [(Path(file.path).name, file.rank) for file in found.files] == [("b.json", 0), ("a.json.gz", 10)]
+    assert found.world_size == 4
+    assert {Path(path).name: why for path, why in found.ignored} == {
+        "diagnosis.json": "holds no traceEvents",
+        "report.html": "its name does not end like a trace",
+    }
+
+
+def test_a_glob_and_files_work_alike(tmp_path: Path) -> None:
+    paths = [write(tmp_path / f"rank{rank}.json", trace_of(None)) for rank in range(3)]
+
+    assert find_traces([str(tmp_path / "rank*.json")]).files == find_traces([*map(str, paths), *paths]).files
+
+
+def test_a_directory_of_directories_is_searched_below(tmp_path: Path) -> None:
+    for rank in range(2):
+        (tmp_path / f"node{rank}").mkdir()
+        write(tmp_path / f"node{rank}" / "t.json", trace_of(rank))
+
+    assert [file.rank for file in find_traces([tmp_path]).files] == [0, 1]
+
+
+def test_metadata_counts_more_than_the_name_and_the_manifest_most_p48(tmp_path: Path) -> None:
+    write(tmp_path / "rank5.json", trace_of(1))
+    assert [file.rank for file in find_traces([tmp_path]).files] == [1]
+
+    write(
+        tmp_path / "manifest.json",
+        json.dumps({"schema": "eroica.manifest/1", "ranks": {"7": "rank5.json"}, "world_size": 9}),
+    )
+    found = find_traces([tmp_path])
+
+    assert [file.rank for file in found.files] == [7]
+    assert found.world_size == 9
+    assert next(read_all(found)).rank == 7
+
+
+def test_another_programs_manifest_is_left_alone(tmp_path: Path) -> None:
+    write(tmp_path / "manifest.json", json.dumps({"name": "app"}))
+    write(tmp_path / "rank1.json", trace_of(None))
+
+    assert [file.rank for file in find_traces([tmp_path]).files] == [1]
+
+
+def test_two_files_of_one_rank_stop_the_run_and_all_are_named_p48(tmp_path: Path) -> None:
+    for name, rank in (("a.json", 0), ("b.json", 0), ("c.json", 1), ("d.json", 1), ("e.json", 2)):
+        write(tmp_path / name, trace_of(rank))
+
+    with pytest.raises(UserError) as caught:
+        find_traces([tmp_path])
+
+    assert all(name in str(caught.value) for name in ("a.json", "b.json", "c.json", "d.json"))
+    assert "e.json" not in str(caught.value)
+
+
+def test_files_without_any_rank_are_numbered_and_that_is_said_p48(tmp_path: Path) -> None:
+    for number in (1, 2, 10):
+        write(tmp_path / f"host_{number}.170.pt.trace.json", trace_of(None))
+
+    found = find_traces([tmp_path])
+
+    assert [(Path(file.path).name[:7], file.rank) for file in found.files] == [
+        ("host_1.", 0),
+        ("host_2.", 1),
+        ("host_10", 2),
+    ]
+    assert "no file tells its rank; 3 files were numbered in the order of their names" in found.notes
+
+
+def test_ranks_told_by_some_files_only_stop_the_run_p48(tmp_path: Path) -> None:
+    write(tmp_path / "a.json", trace_of(0))
+    write(tmp_path / "lost.json", trace_of(None))
+
+    with pytest.raises(UserError, match=r"lost\.json"):
+        find_traces([tmp_path])
+
+
+@pytest.mark.parametrize("suffix", [".json", ".json.gz"])
+def test_a_rank_after_the_events_is_found(tmp_path: Path, suffix: str) -> None:
+    text = document([event(f"op{index}") for index in range(3000)], distributedInfo={"rank": 6, "world_size": 8})
+    write(tmp_path / f"trace{suffix}", text)
+
+    found = find_traces([tmp_path])
+
+    assert [file.rank for file in found.files] == [6]
+    assert found.world_size == 8
+
+
+def test_a_long_list_of_ranks_before_the_events_is_no_obstacle(tmp_path: Path) -> None:
+    config = [{"pg_name": str(number), "ranks": list(range(20_000)), "pg_size": 20_000} for number in range(3)]
+    path = write(tmp_path / "a.json", trace_of(19_999, pg_config=config))
+
+    assert [file.rank for file in find_traces([path]).files] == [19_999]
+    assert read_trace(path).groups[2].size == 20_000
+
+
+def test_world_sizes_that_disagree_are_said(tmp_path: Path) -> None:
+    write(tmp_path / "a.json", trace_of(0))
+    write(tmp_path / "b.json", trace_of(1).replace('"world_size": 4', '"world_size": 8'))
+
+    assert any("disagree on the world size: 4, 8" in note for note in find_traces([tmp_path]).notes)
+
+
+def test_a_named_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no profiler trace"):
+        find_traces([write(tmp_path / "a.json", "{}")])
+
+
+@pytest.mark.parametrize("name", ["missing", "missing/*.json"])
+def test_a_path_without_files_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match="no such file or directory"):
+        find_traces([tmp_path / name])
+
+
+def test_a_directory_without_traces_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "notes.json", "{}")
+
+    with pytest.raises(UserError, match="no trace files found; 1 files were looked at"):
+        find_traces([tmp_path])
+
+
+def test_a_manifest_that_names_a_missing_file_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "manifest.json", json.dumps({"schema": "eroica.manifest/1", "ranks": {"0": "gone.json"}}))
+
+    with pytest.raises(UserError, match=r"names gone\.json for rank 0"):
+        find_traces([tmp_path])
+
+
+def test_files_are_read_one_at_a_time_p51(tmp_path: Path) -> None:
+    for rank in range(3):
+        write(tmp_path / f"rank{rank}.json", trace_of(None))
+    found = find_traces([tmp_path])
+    traces = read_all(found)
+
+    assert next(traces).rank == 0
+    Path(found.files[1].path).unlink()
+    with pytest.raises(UserError, match=r"rank1\.json: no such file"):
+        next(traces)
+
+
+def test_the_ranks_of_an_op_timeline_are_found() -> None:
+    pytest.importorskip("pyarrow")
+    found = find_traces([TIMELINES])
+
+    assert [file.rank for file in found.files] == list(range(8))
+    assert found.world_size == 8
+    assert [trace.rank for trace in read_all(found)] == list(range(8))
+
+
+def test_a_file_that_only_looks_like_gzip_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.json.gz"
+    path.write_bytes(gzip.compress(b"{}")[:11])
+
+    with pytest.raises(DataError):
+        read_trace(path)
