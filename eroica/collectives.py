@@ -219,7 +219,7 @@ def ledger_of(trace: Trace, path: CriticalPath, peaks: Peaks) -> Ledger:
     width = np.array([_DTYPE_BYTES.get(trace.strings[d], 0) if d >= 0 else 0 for d in table.dtype[picked]])
     payload = np.where((elements >= 0) & (width > 0), elements * width, np.nan)
     step = iterations.steps[np.maximum(iteration, 0)] if count else iteration
-    chosen, complete = _sample(step, channel, position, names)
+    chosen, complete = sample(step, channel, position, names)
     measure = path.work.measure(np.append(iterations.bounds_ns[:1], trace.ts_ns[rows])) / 1e9
     start_of = path.work.measure(iterations.bounds_ns[:-1]) / 1e9
     before = np.empty(len(rows))
@@ -282,19 +282,21 @@ def _positions(channel: Int32s, iteration: Int64s, sequence: Int64s, by_sequence
     return place
 
 
-def _sample(step: Int64s, channel: Int32s, position: Int32s, names: Sequence[Channel]) -> tuple[npt.NDArray[np.bool_], Int64s]:
-    """At most MAX_SAMPLES communications, and the steps that are among them completely.
+def sample(
+    step: Int64s, channel: Int32s, position: Int32s, names: Sequence[Channel], limit: int = MAX_SAMPLES
+) -> tuple[npt.NDArray[np.bool_], Int64s]:
+    """At most `limit` communications, and the steps that are among them completely.
 
     Whole steps first, in a fixed pseudo-random order of step numbers; within a step by a hash of (channel, position). The
     choice of a rank with more communications is therefore a subset of its peers' choices: nothing needs to be agreed.
     """
-    if len(step) <= MAX_SAMPLES:
+    if len(step) <= limit:
         return np.ones(len(step), bool), np.unique(step)
     keys = np.array([_hash(name.key) for name in names], np.int64)
     within = _mix(keys[channel] * 65536 + position)
     order = np.lexsort((within, _mix(step + 1)))
     chosen = np.zeros(len(step), bool)
-    chosen[order[:MAX_SAMPLES]] = True
+    chosen[order[:limit]] = True
     left_out = np.unique(step[~chosen])
     return chosen, np.setdiff1d(np.unique(step[chosen]), left_out)
 

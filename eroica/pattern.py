@@ -139,8 +139,9 @@ def _texts(trace: Trace, path: CriticalPath) -> tuple[Int32s, list[tuple[str, st
             if is_device:
                 key: tuple[str, str | None] = (normal_kernel_name(text), None)
             else:
-                read = read_host_name(text)
-                key = (read.text, read.location)
+                # A frame's own place is its innermost frame; told twice, a Python function and a built-in of the same
+                # name that it calls would be two rows of one identity.
+                key = (read_host_name(text).text, None)
             numbers[k] = table.setdefault(key, len(table))
         ids[rows] = numbers[back]
     rows = np.flatnonzero(collective)
