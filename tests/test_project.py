@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -52,8 +53,8 @@ def test_every_public_name_resolves_and_others_do_not() -> None:
 
 
 def test_every_package_folder_is_in_the_wheel() -> None:
-    text = (ROOT / "pyproject.toml").read_text()
-    listed = set(re.findall(r'"([\w.]+)"', re.search(r"^packages = \[(.*?)\]", text, re.M | re.S)[1]))  # type: ignore[index]
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        listed = set(tomllib.load(file)["tool"]["setuptools"]["packages"])
     folders = {path.parent for top in ("eroica", "mcp_server") for path in (ROOT / top).rglob("*.py")}
     assert {".".join(path.relative_to(ROOT).parts) for path in folders} | {"eroica.prompts"} == listed
 
@@ -80,6 +81,7 @@ def test_the_wheel_holds_the_texts_and_works_away_from_the_checkout(tmp_path: Pa
     subprocess.run([*pip, "install", "--no-deps", "--no-index", "--target", str(target), str(wheel)], check=True)
     code = f"""
 import sys
+import tomllib
 sys.path[0:0] = [{str(target)!r}, {str(ROOT)!r}]
 from eroica import report
 from tests import samples
@@ -122,3 +124,12 @@ def test_the_code_in_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for block in blocks:
         exec(compile(block, "README.md", "exec"), names)
     assert (tmp_path / "traces" / "rank0.json").exists()
+
+
+def test_the_layers_in_agents_md_are_those_that_the_linter_checks() -> None:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        contracts = tomllib.load(file)["tool"]["importlinter"]["contracts"]
+    checked = {name for line in contracts[0]["layers"] for name in line.split(" | ")}
+    table = re.search(r"^    __main__.*?^    errors$", (ROOT / "AGENTS.md").read_text(), re.M | re.S)
+    assert table is not None
+    assert checked <= set(re.findall(r"\w+", table[0]))
