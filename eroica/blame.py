@@ -382,13 +382,14 @@ def heavy_roles(stacked: Stacked, roles: Roles, iteration_s: float, skip: Indice
         excess = float(level[role] - np.nanmedian(others))
         if excess <= HEAVY_ROLE * iteration_s or level[role] < np.nanmax(level):
             continue
-        ranks = np.setdiff1d(roles.members(int(role)), skip)
-        peers = np.setdiff1d(np.arange(len(stacked), dtype=np.intp), roles.members(int(role)))
+        members = roles.members(int(role))
+        ranks = np.setdiff1d(members, skip)
+        peers = np.setdiff1d(np.arange(len(stacked), dtype=np.intp), members)
         rise = (np.median(stacked.activity_beta[ranks] * stacked.iteration_s[ranks, None], axis=0) - np.median(stacked.activity_beta[peers] * stacked.iteration_s[peers, None], axis=0))
         activity = max(OWN_WORK, key=lambda a: (float(rise[a]), -a))
         function = _top_function(stacked, activity, ranks, peers)
         cause = Cause("load_imbalance", False, "this role does more own work than the other roles, on each of its ranks", ("gpu_compute: all ranks of the role are alike",))
-        found.append(Excess(ranks, "group", "stable", activity, function, excess, min(max(float(rise[activity]) / excess, 0.0), 1.0), 1.0, cause))
+        found.append(Excess(members, "group", "stable", activity, function, excess, min(max(float(rise[activity]) / excess, 0.0), 1.0), 1.0, cause))
     return found
 
 

@@ -97,6 +97,7 @@ class _Pricer:
     def __init__(self, stacked: Stacked, roles: Roles, iteration_s: float) -> None:
         self._stacked = stacked
         self._iteration_s = iteration_s
+        self._roles = roles
         own = stacked.own_s
         self._level = np.full(own.shape, np.nan)
         for role in range(len(roles.names)):
@@ -128,9 +129,9 @@ class _Pricer:
         for ranks, seconds in less:
             taken[ranks] += seconds
         if self._replay is not None:
-            stable = np.nanmedian(stacked.own_s, axis=1)
-            scale = {int(w): float(max(1 - taken[w] / stable[w], 0.0)) for w in np.flatnonzero(taken) if stable[w] > 0}
-            return self._replay.without(scale) if scale else self._replay.replayed_s
+            culprits = np.flatnonzero(taken)
+            peers = {int(w): np.setdiff1d(self._roles.members(int(self._roles.of[w])), culprits).tolist() for w in culprits}
+            return self._replay.without({int(w): float(taken[w]) for w in culprits}, peers)
         return self._maximum(stacked.own_s - taken[:, None])
 
     def without_peaks(self, ranks: Indices | None) -> Impact:

@@ -190,6 +190,12 @@ def _explain(stacked: Stacked, slow: Sequence[_Slow], quick: Sequence[_Lane], re
         reach = {(h,): sum(h in some for some in hosts_of) for h in hosts} | {p: sum(some.issuperset(p) for some in hosts_of) for p in pairs}
         best = max(reach, key=lambda place: (reach[place], -len(place), place), default=None)
         rivals = [place for place in reach if best is not None and reach[place] == reach[best] and place != best]
+        shared_hosts = tuple(sorted(frozenset.intersection(*hosts_of)))
+        if best is None and len(shared_hosts) in (1, 2):
+            # Quick groups cross the same hosts: not the host or the whole path, but one port or rail of it.
+            place = "host" if len(shared_hosts) == 1 else "link"
+            explained.append(_transfer(stacked, left, place, shared_hosts, reference, "other groups over the same hosts are quick: it is one NIC or rail, that of the ranks of these groups"))
+            break
         if best is None or (reference == "baseline" and not quick):
             explained.append(_transfer(stacked, left, "group", (), reference, "the slow groups share no single host or pair of hosts that other groups avoid"))
             break

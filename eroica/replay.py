@@ -19,7 +19,7 @@ from eroica.trace import CollectiveKind
 
 MAX_NODES = 200_000
 """Communications replayed at most; beyond it the ledger prices findings."""
-TOLERANCE = 0.08
+TOLERANCE = 0.03
 """A replay whose length differs more than this from the recorded one does not model the job."""
 BLOCKING_SHARE = 0.5
 """A communication of which work hides less than this blocks the rank that entered it."""
@@ -36,9 +36,32 @@ class Replay:
     ledgers: tuple[Ledger, ...]
     steps: tuple[int, ...]
 
-    def without(self, scale: Mapping[int, float]) -> float:
-        """Mean length of the steps when rank index -> factor is applied to that rank's own work. Seconds."""
-        return float(np.mean([_time(self.ledgers, step, scale) for step in self.steps]))
+    def without(self, less_s: Mapping[int, float], peers: Mapping[int, Sequence[int]]) -> float:
+        """Mean length of the steps when rank index -> seconds of own work per step are taken away. Seconds.
+
+        They are taken where the rank does more than its `peers` (rank index -> indices) between the same two
+        communications; only what exceeds that is taken evenly.
+        """
+        return float(np.mean([_time(self.ledgers, step, self._cuts(step, less_s, peers)) for step in self.steps]))
+
+    def _cuts(self, step: int, less_s: Mapping[int, float], peers: Mapping[int, Sequence[int]]) -> dict[int, Float64s]:
+        cuts = {}
+        for w, seconds in less_s.items():
+            own = _segments(self.ledgers[w], step)
+            alike = [segments for p in peers.get(w, ()) if len(segments := _segments(self.ledgers[p], step)) == len(own)]
+            over = np.maximum(own - np.median(alike, axis=0), 0.0) if alike else np.zeros(len(own))
+            cut = over * min(1.0, seconds / over.sum()) if over.sum() > 0 else over
+            rest = max(seconds - float(cut.sum()), 0.0)
+            left = own - cut
+            cuts[w] = cut + left * min(1.0, rest / left.sum()) if left.sum() > 0 else cut
+        return cuts
+
+
+def _segments(ledger: Ledger, step: int) -> Float64s:
+    """Own work before each communication of a step, and after the last one. Shape (samples + 1,)."""
+    before = ledger.work_before_s[ledger.step == step].astype(np.float64)
+    own = ledger.own_s[ledger.steps == step]
+    return np.append(before, max(float(own[0]) - float(before.sum()), 0.0) if len(own) else 0.0)
 
 
 def prepare(ledgers: Sequence[Ledger]) -> Replay | None:
@@ -63,11 +86,11 @@ def prepare(ledgers: Sequence[Ledger]) -> Replay | None:
     return Replay(float(np.mean([recorded[k] for k in keep])), float(np.mean([replayed[k] for k in keep])), tuple(ledgers), kept)
 
 
-def _time(ledgers: Sequence[Ledger], step: int, scale: Mapping[int, float]) -> float:
+def _time(ledgers: Sequence[Ledger], step: int, cuts: Mapping[int, Float64s]) -> float:
     """Length of one step, from the first rank's start to the last rank's end, all ranks starting together. Seconds; NaN if
     the recorded order cannot be replayed (communications that wait for each other in a circle)."""
     rows = [np.flatnonzero(ledger.step == step) for ledger in ledgers]
-    factor = [scale.get(w, 1.0) for w in range(len(ledgers))]
+    segments = [_segments(ledger, step) - cuts.get(w, 0.0) for w, ledger in enumerate(ledgers)]
     keys: list[list[tuple[str, int]]] = []
     members: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
     for w, ledger in enumerate(ledgers):
@@ -100,13 +123,11 @@ def _time(ledgers: Sequence[Ledger], step: int, scale: Mapping[int, float]) -> f
             if missing is not None:
                 waiting[missing].append(w)
                 break
-            work = factor[w] * (float(ledger.own_s[ledger.steps == step][0]) - float(ledger.work_before_s[mine].sum()) if last and (ledger.steps == step).any() else 0.0)
-            if not last:
-                work = factor[w] * float(ledger.work_before_s[mine[k]])
+            work = max(float(segments[w][k]), 0.0)
             blocked = max((done[keys[w][j]] for j in must), default=0.0)
             previous = k - 1
             blocks_first = previous in must and _blocks(ledger, mine[previous])
-            at = max(now[w], blocked) + max(work, 0.0) if blocks_first else max(now[w] + max(work, 0.0), blocked)
+            at = max(now[w], blocked) + work if blocks_first else max(now[w] + work, blocked)
             if last:
                 ends[w] = at
                 finished += 1
