@@ -605,6 +605,14 @@ static const u8 *read_arguments(scanner *s, const u8 *p, int category, int on_de
             break;
         default:
         other:
+            if (DIGIT(*p) && *p != '0') { /* most arguments are short whole numbers */
+                const u8 *q = p + 1;
+                while (DIGIT(*q) && q - p < 20) q++;
+                if (*q == ',' || *q == '}' || BLANK(*q)) {
+                    p = q;
+                    break;
+                }
+            }
             if (!(p = skip_value(s, p, 0))) return 0;
         }
         p = blank(p);

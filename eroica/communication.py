@@ -354,7 +354,9 @@ def _join_launches(events: Events, rows: dict[int, _Row]) -> None:
     launch = {int(i): int(calls[f]) for i, f, n in zip(ids, first, counts, strict=True) if n == 1}
     for kernel in kernels:
         row = rows[kernel]
-        around = by_external.get(int(events.external[kernel]), [])
+        # Where the id is the correlation again (pytorch/kineto#782), it may equal an unrelated operator's id.
+        reused = events.external[kernel] == events.correlation[kernel]
+        around = [] if reused else by_external.get(int(events.external[kernel]), [])
         if len(around) != 1:
             call = launch.get(int(events.correlation[kernel]))
             around = [] if call is None else _around(events, by_track.get(int(events.track[call]), []), call)

@@ -111,10 +111,10 @@ class Inflater:
     def __init__(self, raw: Any) -> None:
         self._errors: list[type[Exception]] = [zlib.error]
         try:
-            from isal import isal_zlib
+            from isal import igzip_lib, isal_zlib
 
             self._new: Callable[[], Any] = lambda: isal_zlib.decompressobj(31)
-            self._errors.append(isal_zlib.error)
+            self._errors.append(igzip_lib.IsalError)  # type: ignore[arg-type]  # its stub calls the class an instance
         except ImportError:
             self._new = lambda: zlib.decompressobj(31)
         self._raw = raw

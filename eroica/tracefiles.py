@@ -56,7 +56,8 @@ class TraceSet:
 class _Peek:
     """What a look at both ends of a file tells."""
 
-    is_trace: bool
+    why_not: str = ""
+    """Why it is no trace; "" = it is one."""
     rank: int | None = None
     world_size: int | None = None
 
@@ -129,7 +130,7 @@ def _looks_like_trace(path: Path) -> bool:
     if not path.name.endswith(_ENDINGS):
         return False
     try:
-        return path.suffix == ".parquet" or _peek(path, whole=False).is_trace
+        return path.suffix == ".parquet" or not _peek(path, whole=False).why_not
     except EroicaError:
         return False
 
@@ -164,10 +165,12 @@ def _resolve(named: Sequence[Path], offered: Sequence[Path]) -> TraceSet:
                 ignored.append((str(path), str(error)))
         else:
             peek = _peek(path, whole=key not in by_manifest)
-            if not peek.is_trace:
+            if peek.why_not:
                 if is_named:
-                    raise DataError(f"{path}: has no traceEvents, so it is no profiler trace")
-                ignored.append((str(path), "holds no traceEvents"))
+                    raise DataError(f"{path}: {peek.why_not}, so it is no profiler trace")
+                ignored.append((str(path), peek.why_not))
+                if rank_in_name(path) is not None:
+                    notes.append(f"{path.name} {peek.why_not}; the capture of that rank may have failed")
                 continue
             if peek.world_size:
                 sizes[peek.world_size] += 1
@@ -255,20 +258,22 @@ def _peek(path: Path, *, whole: bool) -> _Peek:
         if text.buffer[:3] == b"\xef\xbb\xbf":
             text.start = 3
         start = bytes(text.buffer[text.start : min(text.end, text.start + 4096)]).lstrip()
+        if not start:
+            return _Peek("is empty")
         if start.startswith(b"["):
-            return _Peek(b'"ph"' in start)
+            return _Peek("" if b'"ph"' in start else "holds no trace events")
         if not start.startswith(b"{"):
-            return _Peek(False)
+            return _Peek("is not JSON")
         match = kineto.find_events(text)
         if match is None:
-            return _Peek(False)
+            return _Peek("holds no traceEvents")
         head = bytes(text.buffer[text.start : match[0]])
         found = _told(head)
         if whole and "distributedInfo" not in found and rank_in_name(path) is None:
             found = _told(_last_bytes(raw, text, inflater is not None))
     info = found.get("distributedInfo")
     size = integer(info.get("world_size"), 0, 32) if isinstance(info, dict) else 0
-    return _Peek(True, _rank_in_metadata(found), size if size > 0 else None)
+    return _Peek("", _rank_in_metadata(found), size if size > 0 else None)
 
 
 def _told(text: bytes) -> dict[str, Any]:

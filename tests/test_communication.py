@@ -115,6 +115,8 @@ def test_metadata_goes_to_the_kernel_by_the_launch_inside_where_ids_are_reused_p
     items += [params(3000, name="broadcast", **{"External id": 41, "In msg nelems": 5}), launch(3010, 78)]
     items += [kernel("ncclKernel_Broadcast_RING", 4000, correlation=78, **{"External id": 78})]
 
+    items += [params(9000, name="broadcast", **{"External id": 78, "In msg nelems": 999})]
+
     trace = read_trace(write(tmp_path / "a.json", document(items)))
 
     moving = trace.collectives.transfers

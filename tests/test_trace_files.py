@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from eroica.errors import DataError, UserError
-from eroica.trace import find_traces, read_all, read_trace
+from eroica.errors import DataError, UnavailableError, UserError
+from eroica.trace import find_traces, read_all, read_timeline, read_trace
 from eroica.tracefiles import rank_in_name
 from tests.traces import TRACES, document, event, write
 
@@ -207,3 +208,43 @@ def test_a_file_that_only_looks_like_gzip_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(DataError):
         read_trace(path)
+
+
+def test_an_empty_file_with_a_rank_in_its_name_is_said_not_just_ignored(tmp_path: Path) -> None:
+    write(tmp_path / "rank0.json", trace_of(0))
+    write(tmp_path / "rank1.json", "")
+
+    assert "rank1.json is empty; the capture of that rank may have failed" in find_traces([tmp_path]).notes
+
+
+def test_a_timeline_without_pyarrow_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+
+    with pytest.raises(UnavailableError, match=r'pip install "eroica\[parquet\]"'):
+        find_traces([TIMELINES])
+
+
+def test_a_parquet_file_of_something_else_is_ignored_or_refused(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "other.parquet"
+    parquet.write_table(pyarrow.table({"a": [1]}), path)
+    write(tmp_path / "rank0.json", trace_of(0))
+
+    assert [name for name, _ in find_traces([tmp_path]).ignored] == [str(path)]
+    with pytest.raises(DataError, match="so it is no op timeline"):
+        find_traces([path])
+
+
+def test_rows_of_a_timeline_without_a_time_are_counted(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    columns = {"dp_rank": [0, 0, 1], "stage": [0, 0, 0], "rank": [0, 0, 1], "step": [5, 5, 5], "seq_id": [0, 0, 0]}
+    times = {"optype": ["forward-compute"] * 3, "start_ts": [0.0, float("nan"), 0.5], "duration": [1.0, 1.0, -1.0]}
+    path = tmp_path / "t.parquet"
+    parquet.write_table(pyarrow.table({**columns, **times}), path)
+
+    traces = read_timeline(path)
+
+    assert [trace.damage.bad_times for trace in traces] == [1, 1]
+    assert [trace.dur_ns.tolist() for trace in traces] == [[10**9, 10**9], [10**9]]
