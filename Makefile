@@ -5,11 +5,12 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CODE := $(wildcard eroica mcp_server tests evals bench)
 
-.PHONY: help demo test check bench lint format clean
+.PHONY: help demo test test-full check bench lint format clean
 
 help:
 	@echo 'make demo    a real four-rank training with a planted fault, diagnosed'
 	@echo 'make test    every test, the demos included'
+	@echo 'make test-full   the same, and the report in a real browser (needs Chromium)'
 	@echo 'make check   format, lint, types, layers and the quick tests, under a minute'
 	@echo 'make bench   speed, with the peers measured beside it'
 	@echo 'make format  rewrite the sources as ruff wants them'
@@ -20,11 +21,15 @@ demo: $(READY)
 
 # The demos measure real processes, so they run alone, after the tests that share the cores.
 test: $(READY)
-	$(BIN)/pytest -q -n 2 -m 'not e2e'
+	$(BIN)/pytest -q -n 2 -m 'not e2e and not full'
 	$(BIN)/pytest -q -m e2e
 
+# What needs more than Python: a browser (apt-get install chromium).
+test-full: test
+	$(BIN)/pytest -q -m full
+
 check: lint
-	$(BIN)/pytest -q -n 2 -m 'not e2e and not slow'
+	$(BIN)/pytest -q -n 2 -m 'not e2e and not slow and not full'
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

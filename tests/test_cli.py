@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from eroica.findings import from_json, to_json
 from tests import samples
 
 Capture = pytest.CaptureFixture[str]
+DATA = Path(__file__).parent / "data" / "traces"
 
 
 def test_help_of_every_command_shows_an_example(capsys: Capture) -> None:
@@ -46,6 +48,81 @@ def test_wrong_usage_exits_with_two_and_says_what_would_be_right(capsys: Capture
         output = capsys.readouterr()
         assert output.out == ""
         assert re.search(hint, output.err), arguments
+
+
+def test_diagnose_prints_the_asked_form_and_writes_page_and_json(tmp_path: Path, capsys: Capture) -> None:
+    out = tmp_path / "new" / "out"
+    arguments = ["diagnose", str(DATA / "two_ranks_of_128"), "--out", str(out), "--job", "llama", "--format", "json"]
+    assert cli.main(arguments) == 0
+    output = capsys.readouterr()
+    assert output.err == ""
+    shown = json.loads(output.out)
+    assert shown == json.loads((out / "diagnosis.json").read_text())
+    assert shown["schema"] == "eroica.diagnosis/1"
+    assert shown["job"] == "llama"
+    assert shown["coverage"]["ranks_expected"] == 128
+    assert shown["coverage"]["missing_ranks"] == "2-127"
+    assert "</html>" in (out / "report.html").read_text()
+
+
+def test_the_same_input_gives_the_same_bytes_but_for_the_time(capsys: Capture) -> None:
+    shown = []
+    for jobs in ("1", "2"):
+        assert cli.main(["diagnose", str(DATA / "two_ranks_of_128"), "--format", "json", "--jobs", jobs]) == 0
+        shown.append(re.sub(r'"created": "[^"]*"', "", capsys.readouterr().out))
+    assert shown[0] == shown[1]
+
+
+def test_fail_on_exits_with_three_only_for_the_named_kinds(capsys: Capture) -> None:
+    arguments = ["diagnose", str(DATA / "gloo_torch_2_13_rank0.json.gz"), "--format", "json"]
+    assert cli.main(arguments) == 0
+    kind = json.loads(capsys.readouterr().out)["kind"]
+    assert cli.main([*arguments, "--fail-on", f"hang,{kind}"]) == 3
+    assert cli.main([*arguments, "--fail-on", "hang,crash"]) == 0
+
+
+def test_one_rank_of_four_is_never_called_healthy(capsys: Capture) -> None:
+    assert cli.main(["diagnose", str(DATA / "gloo_torch_2_13_rank0.json.gz"), "--format", "json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["kind"] != "healthy"
+    assert shown["coverage"]["missing_ranks"] == "1-3"
+
+
+@pytest.mark.parametrize(
+    ("names", "hint"),
+    [
+        (["absent"], "no such file"),
+        (["empty"], "no trace files"),
+        (["note.txt"], "no profiler trace"),
+        (["cut.json"], "no event could be read"),
+        (["a/rank0.json", "b/rank0.json"], "claim one rank"),
+        (["[", "*.none"], "no such file"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_input_that_is_of_no_use_fails_with_one_sentence(
+    names: list[str], hint: str, tmp_path: Path, capsys: Capture
+) -> None:
+    for folder in ("empty", "a", "b"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "note.txt").write_text("hello")
+    (tmp_path / "cut.json").write_text('{"traceEvents": [{"ph": "X"')
+    for folder in ("a", "b"):
+        shutil.copy(DATA / "gloo_torch_2_13_rank0.json.gz", tmp_path / folder / "rank0.json")
+    assert cli.main(["diagnose", *(str(tmp_path / name) for name in names), "--out", str(tmp_path / "out")]) == 1
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("eroica diagnose: ")
+    assert hint in output.err
+    assert output.err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_without_a_terminal_shows_no_progress_and_no_colours() -> None:
+    command = [sys.executable, "-m", "eroica", "diagnose", str(DATA / "two_ranks_of_128")]
+    done = subprocess.run(command, capture_output=True, check=True)
+    assert done.stderr == b""
+    assert b"\x1b" not in done.stdout
 
 
 def test_show_prints_every_form_and_json_survives_the_round_trip(tmp_path: Path, capsys: Capture) -> None:
