@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -342,11 +343,11 @@ def _join_launches(events: Events, rows: dict[int, _Row]) -> None:
     if not kernels or not hosts:
         return
     by_external: dict[int, list[int]] = {}
-    by_track: dict[int, list[int]] = {}
+    by_track: dict[int, _Spans] = {}
     for event in hosts:
         if rows[event].args is not None and events.external[event]:
             by_external.setdefault(int(events.external[event]), []).append(event)
-        by_track.setdefault(int(events.track[event]), []).append(event)
+        by_track.setdefault(int(events.track[event]), _Spans()).add(events, event)
     wanted = np.unique(events.correlation[kernels])
     calls = np.flatnonzero(events.category == Category.RUNTIME)
     calls = calls[np.isin(events.correlation[calls], wanted[wanted != 0])]
@@ -359,7 +360,8 @@ def _join_launches(events: Events, rows: dict[int, _Row]) -> None:
         around = [] if reused else by_external.get(int(events.external[kernel]), [])
         if len(around) != 1:
             call = launch.get(int(events.correlation[kernel]))
-            around = [] if call is None else _around(events, by_track.get(int(events.track[call]), []), call)
+            spans = by_track.get(int(events.track[call])) if call is not None else None
+            around = spans.around(int(events.ts_ns[call])) if spans is not None else []
         for host in around:
             told = rows[host].args
             kind = kind_of(str(told.get("Collective name"))) if told else rows[host].kind
@@ -370,18 +372,25 @@ def _join_launches(events: Events, rows: dict[int, _Row]) -> None:
                     break
 
 
-def _around(events: Events, candidates: list[int], inner: int) -> list[int]:
-    """Candidates (ascending rows of one track) whose span holds the start of `inner`, innermost first; at most 4."""
-    at = int(events.ts_ns[inner])
-    found: list[int] = []
-    position = int(np.searchsorted(events.ts_ns[candidates], at, side="right")) - 1
-    for index in range(position, max(position - 64, -1), -1):
-        host = candidates[index]
-        if events.ts_ns[host] + events.dur_ns[host] >= at:
-            found.append(host)
-            if len(found) == 4:
-                break
-    return found
+class _Spans:
+    """Spans of one track, by start."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        self.starts: list[int] = []
+        self.ends: list[int] = []
+
+    def add(self, events: Events, row: int) -> None:
+        """Rows come in ascending order."""
+        self.rows.append(row)
+        self.starts.append(int(events.ts_ns[row]))
+        self.ends.append(self.starts[-1] + int(events.dur_ns[row]))
+
+    def around(self, at: int) -> list[int]:
+        """Rows whose span holds the instant, innermost first; at most 4, and none that started 64 spans ago."""
+        position = bisect_right(self.starts, at) - 1
+        near = range(position, max(position - 64, -1), -1)
+        return [self.rows[index] for index in near if self.ends[index] >= at][:4]
 
 
 def _join_annotations(events: Events, strings: Sequence[str], rows: dict[int, _Row]) -> None:
@@ -389,12 +398,13 @@ def _join_annotations(events: Events, strings: Sequence[str], rows: dict[int, _R
     unclear = [e for e, r in rows.items() if r.transfers and r.args is None and r.kind == _UNKNOWN]
     if not unclear:
         return
-    spans: dict[int, list[int]] = {}
+    spans: dict[int, _Spans] = {}
     for event in np.flatnonzero(events.category == Category.DEVICE_ANNOTATION).tolist():
         if strings[events.name[event]].startswith(("nccl:", "rccl:")):
-            spans.setdefault(int(events.track[event]), []).append(event)
+            spans.setdefault(int(events.track[event]), _Spans()).add(events, event)
     for kernel in unclear:
-        for span in _around(events, spans.get(int(events.track[kernel]), []), kernel)[:1]:
+        on_stream = spans.get(int(events.track[kernel]))
+        for span in on_stream.around(int(events.ts_ns[kernel]))[:1] if on_stream is not None else []:
             rows[kernel].kind = kind_of(strings[events.name[span]])
 
 
