@@ -116,7 +116,7 @@ def function_map(
         for c, column in enumerate(columns.tolist())
         if row.marked and any((int(i), column) in cells for i in row.members)
     }
-    labels = [clean(detail.functions[i].name, 60) for i in columns]
+    labels = _function_labels(detail, columns)
     delta = shown - reference
     if difference:
         limit = max(0.05, float(np.nanmax(np.abs(delta), initial=0.0)))
@@ -196,8 +196,8 @@ def scatter(detail: Detail, column: int, marked: npt.NDArray[np.bool_]) -> Pictu
         y = y1 - t * (y1 - y0)
         parts.append(_line("grid", x0, y, x1, y))
         parts.append(_text("tick", x0 - 8, y + 4, percent(t * y_high), "end"))
-    if not with_mu and used.any():
-        y = y1 - float(np.median(beta[used & ~marked] if (used & ~marked).any() else beta[used])) / y_high * (y1 - y0)
+    if not with_mu and (used & ~marked).any():
+        y = y1 - float(np.median(beta[used & ~marked])) / y_high * (y1 - y0)
         parts.append(_line("peers", x0, y, x1, y))
         parts.append(_text("tick", x1, y - 5, "median of the others", "end"))
     peers = used & ~marked
@@ -233,9 +233,15 @@ def scatter(detail: Detail, column: int, marked: npt.NDArray[np.bool_]) -> Pictu
     upright = Markup('<text class="axis" transform="translate(14 {:.0f}) rotate(-90)" text-anchor="middle">{}</text>')
     parts.append(upright.format((y0 + y1) / 2, y_name))
     missing = int((~used).sum())
-    if missing:
-        what = "beta or mu not measured" if with_mu else "below the cut-off"
-        parts.append(_text("tick", x0, height - 2, f"{missing:,} of {len(beta):,} ranks not drawn: {what}", "start"))
+    if missing and with_mu:
+        note = f"{missing:,} of {len(beta):,} ranks not drawn: beta or mu not measured"
+        parts.append(_text("tick", x0, height - 2, note, "start"))
+    elif missing:
+        # On the axis, but hollow: less than what the rank reports, and how much less is not known.
+        for x in np.unique(np.round(xs[~used], 2)):
+            parts.append(Markup('<circle class="hollow" cx="{:.1f}" cy="{}" r="4"/>').format(x0 + x * (x1 - x0), y1))
+        note = f"hollow: {missing:,} of {len(beta):,} ranks are below their cut-off"
+        parts.append(_text("tick", x0, height - 2, note, "start"))
     title = f"Scatter of {clean(detail.functions[column].name, 60)}: {y_name} against {x_name}; {len(odd)} ranks marked"
     return Picture(_svg(width, height, title, parts, "fit"))
 
@@ -321,6 +327,17 @@ def _single(detail: Detail, index: int, marked: npt.NDArray[np.bool_]) -> Row:
     return Row(label, np.array([index]), bool(marked[index]))
 
 
+def _function_labels(detail: Detail, columns: npt.NDArray[np.intp]) -> list[str]:
+    """Names of functions, with their lines where several have one name."""
+    names = [detail.functions[i].name for i in columns]
+    labels = []
+    for i, name in zip(columns, names, strict=True):
+        place = detail.functions[i].location or detail.functions[i].user_location
+        shown = f"{clean(name, 14)} {clean(place, 30)}" if place and names.count(name) > 1 else clean(name, 60)
+        labels.append(shown)
+    return labels
+
+
 def _groups(items: npt.NDArray[np.intp], group: npt.NDArray[np.intp]) -> list[npt.NDArray[np.intp]]:
     order = np.argsort(group, kind="stable")
     return np.split(items[order], np.flatnonzero(np.diff(group[order])) + 1)
@@ -362,14 +379,14 @@ def _heat(
     """`level` (R, C): 0..1 along the ramps, NaN is a gap. Returns the SVG and the geometry for hovering."""
     num_rows, num_columns = level.shape
     x0, y0 = 178, 150 if slanted else 30
-    cell = min(58.0 if slanted else 40.0, 880 / max(1, num_columns))
+    cell = min(58.0 if slanted else 40.0, 820 / max(1, num_columns))
     thin = 22.0 if num_rows <= 24 else 16.0 if num_rows <= 40 else max(2.5, 460 / num_rows)
     heights = [max(16.0, thin) if row.marked else thin for row in rows]
     tops = y0 + np.concatenate([[0.0], np.cumsum(heights)])
     # An image stretches all of its rows alike, so that each run of rows of one height is an image.
     breaks = [r for r in range(1, num_rows) if heights[r] != heights[r - 1]]
     blocks = list(zip([0, *breaks], [*breaks, num_rows], strict=True))
-    width = x0 + cell * num_columns + (110 if slanted else 24)
+    width = x0 + cell * num_columns + (128 if slanted else 24)
     height = float(tops[-1]) + 40
     index = np.where(np.isnan(level), 0, 1 + np.clip(np.nan_to_num(level), 0, 1) * 254).astype(np.uint8)
     parts = [_HATCH, _rect("gap", x0, y0, cell * num_columns, float(tops[-1]) - y0)]

@@ -27,7 +27,7 @@ from eroica.untrusted import clean, clean_values
 
 MOST_FINDINGS = 16
 MOST_CONSEQUENCES = 40
-MOST_FUNCTIONS = 28
+MOST_FUNCTIONS = 24
 MOST_ROWS = 256
 MOST_SCATTERS = 2
 MOST_GROUPS = 40

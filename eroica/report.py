@@ -16,6 +16,7 @@ import math
 import re
 from collections.abc import Iterator
 
+import numpy as np
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
@@ -89,7 +90,7 @@ def render_text(diagnosis: Diagnosis, detail: Detail | None = None, *, width: in
             console.print(Padding(Text(_consequence(item)), (0, 0, 0, 2)))
         _print_more(console, len(diagnosis.consequences) - MOST_CONSEQUENCES, "consequences")
     if detail is not None and len(detail.ranks):
-        _section(console, "Ranks, ms per iteration (median over the steps)")
+        _section(console, f"Ranks, {_unit(detail)[0]} per iteration (median over the steps)")
         console.print(_rank_table(diagnosis, detail, console.width))
     _section(console, "Coverage")
     if diagnosis.findings and wording.iteration(diagnosis):
@@ -187,16 +188,23 @@ def _rank_table(diagnosis: Diagnosis, detail: Detail, width: int) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         label = Text(("> " if row.marked else "  ") + row.label, "bold" if row.marked else "")
-        times = [Text(milliseconds(value)) for value in (row.own_s, row.wait_s, row.transfer_s, row.idle_s)]
+        times = [Text(_time(value, detail)) for value in (row.own_s, row.wait_s, row.transfer_s, row.idle_s)]
         table.add_row(label, *([Text(row.hosts)] if with_hosts else []), *times)
     return table
 
 
-def milliseconds(value: float) -> str:
-    """A number for a column headed "ms", "-" if it was not measured."""
+def _unit(detail: Detail) -> tuple[str, float]:
+    """One unit for all times of a table: seconds where iterations take ten of them."""
+    longest = np.nanmax(np.nan_to_num(detail.own_s + np.nan_to_num(detail.wait_s)), initial=0.0)
+    return ("s", 1.0) if longest >= 10 else ("ms", 1e3)
+
+
+def _time(value: float, detail: Detail) -> str:
+    """A number in the table's unit, "-" if it was not measured."""
     if not math.isfinite(value):
         return "-"
-    return f"{value * 1e3:,.0f}" if value >= 0.9995 else f"{value * 1e3:.1f}"
+    number = value * _unit(detail)[1]
+    return f"{number:,.0f}" if number >= 999.5 else f"{number:.1f}"
 
 
 # ---- Markdown
@@ -283,13 +291,13 @@ def _markdown_lines(diagnosis: Diagnosis, detail: Detail | None) -> Iterator[str
             yield f"- {len(diagnosis.consequences) - MOST_CONSEQUENCES:,} more are in the JSON"
         yield ""
     if detail is not None and len(detail.ranks):
-        yield "<details><summary>Time per rank, ms per iteration</summary>"
+        yield f"<details><summary>Time per rank, {_unit(detail)[0]} per iteration</summary>"
         yield ""
         yield from _markdown_table(
             ["rank", "host", "own", "waiting", "transfer", "idle"],
             [
                 [f"**{row.label}**" if row.marked else row.label, _code(row.hosts)]
-                + [milliseconds(value) for value in (row.own_s, row.wait_s, row.transfer_s, row.idle_s)]
+                + [_time(value, detail) for value in (row.own_s, row.wait_s, row.transfer_s, row.idle_s)]
                 for row in wording.rank_rows(diagnosis, detail)
             ],
         )
@@ -354,10 +362,8 @@ def _prompt_lines(diagnosis: Diagnosis, detail: Detail | None) -> Iterator[tuple
     if detail is not None and len(detail.ranks):
         for row in wording.rank_rows(diagnosis, detail, most=8):
             times = ((row.own_s, "own"), (row.wait_s, "waiting"), (row.transfer_s, "transfer"), (row.idle_s, "idle"))
-            text = ", ".join(f"{key} {milliseconds(value)}" for value, key in times)
-            yield (
-                "ranks",
-                f"ms per iteration, {wording.ranks(row.label)}{' (in a finding)' if row.marked else ''}: {text}",
-            )
+            text = ", ".join(f"{key} {_time(value, detail)}" for value, key in times)
+            named = wording.ranks(row.label) + (" (in a finding)" if row.marked else "")
+            yield "ranks", f"{_unit(detail)[0]} per iteration, {named}: {text}"
     for key, value in clean_values(diagnosis.environment, 60, 24).items():
         yield "environment", f"environment: {key} = {_quoted(value)}"

@@ -182,9 +182,9 @@ def function(name: FunctionName | None, limit: int = 120) -> str:
 
 def called_from(name: FunctionName, limit: int = 120) -> str:
     """The frame of the user's own code that a function was called from; "" where it is that frame itself."""
-    if not name.user_location or name.user_location == name.location:
-        return ""
-    return " ".join(clean(part, limit) for part in (name.user_function, name.user_location) if part)
+    function = name.user_function if name.user_function != name.name else None
+    place = name.user_location if name.user_location != name.location else None
+    return " ".join(clean(part, limit) for part in (function, place) if part)
 
 
 def who(finding: Finding) -> str:
