@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 GOLDENS = Path(__file__).parent / "goldens"
 CONSTRAINTS = Path(__file__).parent.parent / "constraints.txt"
+
+# The same examples in every run and no time limits: a failure in CI is a failure at home.
+settings.register_profile("ci", derandomize=True, database=None, deadline=None, max_examples=40)
+settings.register_profile("dev", parent=settings.get_profile("ci"), derandomize=False, max_examples=400)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
