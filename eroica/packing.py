@@ -54,7 +54,7 @@ def pack_durations(seconds: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
 def _seconds() -> npt.NDArray[np.float32]:
     """What each 16-bit code stands for."""
     level = (np.arange(_NAN_CODE + 1) - 1) / _LEVELS
-    table = (_LOWEST_S * np.exp(level * np.log(_HIGHEST_S / _LOWEST_S))).astype(np.float32)
+    table: npt.NDArray[np.float32] = (_LOWEST_S * np.exp(level * np.log(_HIGHEST_S / _LOWEST_S))).astype(np.float32)
     table[0], table[_NAN_CODE] = 0.0, np.nan
     return table
 
