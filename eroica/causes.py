@@ -1,7 +1,9 @@
 """From an excess to a cause: what kind of own time it is, what could have caused it, and what to do about it.
 
-Rules, each with the signal that decides it and could have been absent. Used by `diagnosis`. Not here: who has the excess
-(own times and `localization`) and what it costs. A rule never looks at scenario names, only at activities, work, counts and
+Rules, each with the signal that decides it and could have been absent. Used by `diagnosis`. Not here: who has the
+excess
+(own times and `localization`) and what it costs. A rule never looks at scenario names, only at activities, work,
+counts and
 counters; where two causes fit, the weaker claim is made.
 """
 
@@ -14,7 +16,8 @@ import numpy.typing as npt
 
 from eroica.critical_path import Activity
 from eroica.names import Phase
-from eroica.pattern import MU_SOURCES, Stacked
+from eroica.pattern import Stacked
+from eroica.utilisation import MU_SOURCES
 
 WORK_EXPLAINS = 0.5
 """Share of an excess that more work must explain before it is called load imbalance."""
@@ -35,30 +38,88 @@ class Cause:
 
 
 ADVICE = {
-    "input_pipeline": "Look at the named dataset line on these ranks' hosts: storage, decoding, or a remote read; raise num_workers or prefetch_factor if the CPU has room, and compare the host's disk and network with a healthy one.",
-    "host_python": "Move this Python work off the training thread or make all ranks do it at the same step; if it belongs to logging or metrics, do it less often.",
-    "host_gc": "Collect at fixed steps on all ranks together (gc.disable(), then gc.collect() every N steps), and gc.freeze() after warm-up.",
-    "memory_allocator": "The allocator asks the device for memory inside of the step: try PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or use less memory on these ranks.",
-    "gil_contention": "Another Python thread of this process competes for the interpreter: move its work to a process, or make it sleep or release the GIL.",
-    "gpu_throttle": "Check power cap, temperature and throttle reasons of this device (nvidia-smi -q -d PERFORMANCE, or rocm-smi); drain the node if it stays.",
-    "gpu_compute": "Same kernels and same work take longer on this device: read its clocks, power and temperature, and its memory errors; swap the device or move the rank to confirm.",
-    "recompilation": "Mark changing sizes dynamic or pad them, and agree on sizes over ranks; compile frames run inside of the step.",
-    "device_sync": "Read the value less often or later (keep it on the device, log every N steps, non_blocking copies); each read drains the launch queue.",
-    "host_device_copy": "Check that process, memory and device share a socket (numactl --cpunodebind/--membind, nvidia-smi topo -m), that the source is pinned, and the PCIe link's width and speed.",
-    "load_imbalance": "The time follows the work that these ranks were given: balance tokens, sequence lengths or layers over ranks.",
-    "checkpoint_io": "Write checkpoints asynchronously or to faster storage; the other ranks wait at their next collective.",
-    "cpu_contention": "Another process or too many threads compete for the CPU of this host: look at run queue and affinity, pin ranks to cores.",
-    "nic_or_host_network": "Check this host's NIC: link state and speed, error and pause counters, cable and driver; compare with a healthy host.",
-    "fabric_contention": "Look at the switches between these hosts: congestion, path collisions, oversubscription; move the job or spread its flows to confirm.",
+    "input_pipeline": (
+        "Look at the named dataset line on these ranks' hosts: storage, decoding, or a remote read; raise "
+        "num_workers or prefetch_factor if the CPU has room, and compare the host's disk and network with a "
+        "healthy one."
+    ),
+    "host_python": (
+        "Move this Python work off the training thread or make all ranks do it at the same step; if it belongs to "
+        "logging or metrics, do it less often."
+    ),
+    "host_gc": (
+        "Collect at fixed steps on all ranks together (gc.disable(), then gc.collect() every N steps), and "
+        "gc.freeze() after warm-up."
+    ),
+    "memory_allocator": (
+        "The allocator asks the device for memory inside of the step: try "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or use less memory on these ranks."
+    ),
+    "gil_contention": (
+        "Another Python thread of this process competes for the interpreter: move its work to a process, or make "
+        "it sleep or release the GIL."
+    ),
+    "gpu_throttle": (
+        "Check power cap, temperature and throttle reasons of this device (nvidia-smi -q -d PERFORMANCE, or "
+        "rocm-smi); drain the node if it stays."
+    ),
+    "gpu_compute": (
+        "Same kernels and same work take longer on this device: read its clocks, power and temperature, and its "
+        "memory errors; swap the device or move the rank to confirm."
+    ),
+    "recompilation": (
+        "Mark changing sizes dynamic or pad them, and agree on sizes over ranks; compile frames run inside of the "
+        "step."
+    ),
+    "device_sync": (
+        "Read the value less often or later (keep it on the device, log every N steps, non_blocking copies); each "
+        "read drains the launch queue."
+    ),
+    "host_device_copy": (
+        "Check that process, memory and device share a socket (numactl --cpunodebind/--membind, nvidia-smi topo "
+        "-m), that the source is pinned, and the PCIe link's width and speed."
+    ),
+    "load_imbalance": (
+        "The time follows the work that these ranks were given: balance tokens, sequence lengths or layers over "
+        "ranks."
+    ),
+    "checkpoint_io": (
+        "Write checkpoints asynchronously or to faster storage; the other ranks wait at their next collective."
+    ),
+    "cpu_contention": (
+        "Another process or too many threads compete for the CPU of this host: look at run queue and affinity, pin "
+        "ranks to cores."
+    ),
+    "nic_or_host_network": (
+        "Check this host's NIC: link state and speed, error and pause counters, cable and driver; compare with a "
+        "healthy host."
+    ),
+    "fabric_contention": (
+        "Look at the switches between these hosts: congestion, path collisions, oversubscription; move the job or "
+        "spread its flows to confirm."
+    ),
     "intra_node_link": "Check the links between devices on this host (nvidia-smi nvlink -s, topo -m, Xid messages).",
-    "sync_amplification": "Small random delays of changing ranks add up at each synchronisation: remove their source, or pace the early ranks.",
-    "unknown": "Capture again with Python stacks (with_stack=True) and hardware counters: this trace shows who is late and not why.",
+    "sync_amplification": (
+        "Small random delays of changing ranks add up at each synchronisation: remove their source, or pace the "
+        "early ranks."
+    ),
+    "unknown": (
+        "Capture again with Python stacks (with_stack=True) and hardware counters: this trace shows who is late "
+        "and not why."
+    ),
 }  # fmt: skip
 """One sentence or two for each cause that rules here can name."""
 
 
-def _work_share(stacked: Stacked, ranks: npt.NDArray[np.intp], peers: npt.NDArray[np.intp], columns: npt.NDArray[np.intp], excess_s: float) -> float:
-    """Share of the excess that more work explains, were time proportional to work. NaN where no function tells its work."""
+def _work_share(
+    stacked: Stacked,
+    ranks: npt.NDArray[np.intp],
+    peers: npt.NDArray[np.intp],
+    columns: npt.NDArray[np.intp],
+    excess_s: float,
+) -> float:
+    """Share of the excess that more work explains, were time proportional to work. NaN where no function tells its
+    work."""
     explained, told = 0.0, 0.0
     for f in columns:
         mine, theirs = stacked.work[ranks, f], stacked.work[peers, f]
@@ -76,7 +137,13 @@ def _work_share(stacked: Stacked, ranks: npt.NDArray[np.intp], peers: npt.NDArra
     return explained / excess_s if told >= 0.3 * excess_s else float("nan")
 
 
-def _clock_ratio(stacked: Stacked, ranks: npt.NDArray[np.intp], peers: npt.NDArray[np.intp], columns: npt.NDArray[np.intp], source: str) -> float:
+def _clock_ratio(
+    stacked: Stacked,
+    ranks: npt.NDArray[np.intp],
+    peers: npt.NDArray[np.intp],
+    columns: npt.NDArray[np.intp],
+    source: str,
+) -> float:
     """Utilisation of these ranks over their peers', weighted by time; NaN where the counter is missing."""
     number = MU_SOURCES.index(source)
     ratios, weights = [], []
@@ -90,14 +157,19 @@ def _clock_ratio(stacked: Stacked, ranks: npt.NDArray[np.intp], peers: npt.NDArr
 
 
 BUSY_THREAD = 0.2
-"""A thread off the path must run this much more of the window than on the peers to count as competing for the interpreter."""
+"""A thread off the path must run this much more of the window than on the peers to count as competing for the
+interpreter."""
 
 
 def _busy_thread(stacked: Stacked, ranks: npt.NDArray[np.intp], peers: npt.NDArray[np.intp]) -> str:
     """Sentence about a host thread that runs on these ranks and not on their peers; "" if there is none."""
     mine = [dict(stacked.summaries[w].patterns.threads) for w in ranks]
     # Threads are named by numbers that differ from rank to rank, so only their sum compares.
-    usual = float(np.median([sum(share for _, share in stacked.summaries[w].patterns.threads) for w in peers])) if len(peers) else 0.0
+    usual = (
+        float(np.median([sum(share for _, share in stacked.summaries[w].patterns.threads) for w in peers]))
+        if len(peers)
+        else 0.0
+    )
     rise = float(np.median([sum(threads.values()) for threads in mine])) - usual
     if rise < BUSY_THREAD or not mine[0]:
         return ""
@@ -106,9 +178,16 @@ def _busy_thread(stacked: Stacked, ranks: npt.NDArray[np.intp], peers: npt.NDArr
 
 
 def cause_of(
-    stacked: Stacked, activity: Activity, ranks: npt.NDArray[np.intp], peers: npt.NDArray[np.intp], excess_s: float, phase: Phase, spot: bool = True
+    stacked: Stacked,
+    activity: Activity,
+    ranks: npt.NDArray[np.intp],
+    peers: npt.NDArray[np.intp],
+    excess_s: float,
+    phase: Phase,
+    spot: bool = True,
 ) -> Cause:
-    """Cause of an excess of own time of one activity. `ranks`, `peers`: row indices; `excess_s`: per iteration; `spot`: one
+    """Cause of an excess of own time of one activity. `ranks`, `peers`: row indices; `excess_s`: per iteration;
+    `spot`: one
     function holds most of it."""
     columns = np.array([k for k, f in enumerate(stacked.functions) if f.activity == activity], np.intp)
     direct = {
@@ -124,12 +203,19 @@ def cause_of(
         return Cause(cause, True, because, ())
     share = _work_share(stacked, ranks, peers, columns, excess_s)
     if np.isfinite(share) and share >= WORK_EXPLAINS:
-        return Cause("load_imbalance", True, f"these ranks were given more work: it explains {min(share, 1):.0%} of the longer time", ())
+        return Cause(
+            "load_imbalance",
+            True,
+            f"these ranks were given more work: it explains {min(share, 1):.0%} of the longer time",
+            (),
+        )
     same_work = ("load_imbalance: the work is the same as the peers'",) if np.isfinite(share) else ()
     if activity == Activity.COMPUTE:
         clock = _clock_ratio(stacked, ranks, peers, columns, "sm_clock")
         if np.isfinite(clock) and clock < CLOCK_DROP:
-            return Cause("gpu_throttle", True, f"the clock during these kernels is {clock:.0%} of the peers'", same_work)
+            return Cause(
+                "gpu_throttle", True, f"the clock during these kernels is {clock:.0%} of the peers'", same_work
+            )
         ruled = (*same_work, *(("gpu_throttle: the clock is that of the peers",) if np.isfinite(clock) else ()))
         return Cause("gpu_compute", False, "the same kernels take longer on this device", ruled)
     if activity == Activity.MEMORY:
@@ -139,11 +225,18 @@ def cause_of(
         return Cause("host_device_copy", bool(same_work), "copies of the same size take longer", same_work)
     busy = _busy_thread(stacked, ranks, peers)
     if busy and activity in (Activity.OPERATOR, Activity.LAUNCH, Activity.PYTHON) and not spot:
-        return Cause("gil_contention", False, f"{busy}, and all host functions of the training thread take longer", same_work)
+        return Cause(
+            "gil_contention", False, f"{busy}, and all host functions of the training thread take longer", same_work
+        )
     if activity in (Activity.OPERATOR, Activity.LAUNCH):
         cpu = _clock_ratio(stacked, ranks, peers, columns, "cpu")
         if np.isfinite(cpu) and cpu < 0.9:
-            return Cause("cpu_contention", True, f"the training thread gets {cpu:.0%} of the CPU time that its peers get", same_work)
+            return Cause(
+                "cpu_contention",
+                True,
+                f"the training thread gets {cpu:.0%} of the CPU time that its peers get",
+                same_work,
+            )
         if activity == Activity.OPERATOR and phase == Phase.OPTIMIZER:
             return Cause("unknown", False, "optimizer operators take longer on the host", same_work)
         return Cause("unknown", False, "operators take longer on the host and no CPU counter tells why", same_work)

@@ -39,8 +39,9 @@ from eroica.packing import (
     pack_ints,
     unpack_durations,
 )
-from eroica.pattern import MAX_FUNCTIONS, MU_SOURCES, Coverage, Function, Patterns, Summary
+from eroica.pattern import MAX_FUNCTIONS, Coverage, Function, Patterns, Summary
 from eroica.trace import CollectiveKind
+from eroica.utilisation import MU_SOURCES
 
 VERSION = 1
 MAX_PATTERN_BYTES = 3072

@@ -1,9 +1,13 @@
 """The ledger: where one rank's iterations went, and how long it was in the same collectives as the others.
 
-One rank first (`ledger_of`): per iteration its own work, exposed communication, waiting and idleness; and for a sample of at
-most 224 communications, the same on every rank by a rule that needs no talk, duration, exposed part and the work done before
-it. Then the join over ranks (`join`): the transfer is the shortest duration among the members, what a rank spent beyond it
-is waiting (clock-free; the last to arrive has the shortest duration). Only operations in which every member waits for every other are
+One rank first (`ledger_of`): per iteration its own work, exposed communication, waiting and idleness; and for a
+sample of at
+most 224 communications, the same on every rank by a rule that needs no talk, duration, exposed part and the work done
+before
+it. Then the join over ranks (`join`): the transfer is the shortest duration among the members, what a rank spent
+beyond it
+is waiting (clock-free; the last to arrive has the shortest duration). Only operations in which every member waits for
+every other are
 joined. Not here: who is to blame (`diagnosis`).
 """
 
@@ -32,7 +36,13 @@ MAX_GROUPS = 16
 """Groups told apart; the ones with the least exposed time are left out and counted in `dropped_groups`."""
 
 JOINABLE = frozenset(
-    {CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.BARRIER, CollectiveKind.ALL_TO_ALL}
+    {
+        CollectiveKind.ALL_REDUCE,
+        CollectiveKind.ALL_GATHER,
+        CollectiveKind.REDUCE_SCATTER,
+        CollectiveKind.BARRIER,
+        CollectiveKind.ALL_TO_ALL,
+    }
 )
 """Every member waits for every other. Broadcast, reduce, gather and scatter have members that go on at once."""
 POINT_TO_POINT = frozenset({CollectiveKind.SEND, CollectiveKind.RECV})
@@ -68,7 +78,8 @@ class Ledger:
     top_excess_s: Float32s
     """(I,) By how much."""
     top_by_work: Float32s
-    """(I,) Share of that excess, 0..1, that more work in the step explains; NaN = the function does not tell its work."""
+    """(I,) Share of that excess, 0..1, that more work in the step explains; NaN = the function does not tell its
+    work."""
     channels: tuple[Channel, ...]
     channel_count: Float32s
     """(C,) Communications per iteration."""
@@ -93,7 +104,8 @@ class Ledger:
     sample_exposed_s: Float32s
     """(S,) The part that neither own work nor an earlier communication hides."""
     in_flight: Int32s
-    """(S,) Earlier samples of the same step that were not done when this one was entered: what a replay must not wait for."""
+    """(S,) Earlier samples of the same step that were not done when this one was entered: what a replay must not wait
+    for."""
     complete_steps: Int64s
     """Steps of which every communication is among the samples."""
     dropped_channels: int = 0
@@ -123,12 +135,15 @@ def _channel_of(trace: Trace, row: int) -> Channel:
         return Channel(f"{ends[0]}>{ends[1]}", "point to point", 2)
     if group >= 0:
         known = trace.groups[group]
-        return Channel(group_key(known.name, known.description, known.ranks), known.description, known.size or len(known.ranks))
+        return Channel(
+            group_key(known.name, known.description, known.ranks), known.description, known.size or len(known.ranks)
+        )
     return Channel("default", "", 0)
 
 
 def _iteration_of(trace: Trace, path: CriticalPath, rows: npt.NDArray[np.intp]) -> Int64s:
-    """Iteration in which each communication was asked for: by its launch on the host where that is known, since a device
+    """Iteration in which each communication was asked for: by its launch on the host where that is known, since a
+    device
     may run behind its host by a different lead on each rank."""
     asked = trace.ts_ns[rows].copy()
     on_device = (trace.category[rows] == Category.KERNEL) & (trace.correlation[rows] > 0)
@@ -197,7 +212,9 @@ def ledger_of(trace: Trace, path: CriticalPath, peaks: Peaks) -> Ledger:
     channel = np.array([channels.setdefault(_channel_of(trace, int(r)), len(channels)) for r in picked], np.int32)
     names = tuple(channels)
     exposed_s, duration_s = exposed_by_row[rows], trace.dur_ns[rows] / 1e9
-    per_channel = np.bincount(channel, weights=exposed_s, minlength=len(names)) if len(channel) else np.zeros(len(names))
+    per_channel = (
+        np.bincount(channel, weights=exposed_s, minlength=len(names)) if len(channel) else np.zeros(len(names))
+    )
     dropped = 0
     if len(names) > MAX_GROUPS:
         keep = np.sort(np.argsort(-per_channel, kind="stable")[:MAX_GROUPS])
@@ -206,13 +223,22 @@ def ledger_of(trace: Trace, path: CriticalPath, peaks: Peaks) -> Ledger:
         number[keep] = np.arange(MAX_GROUPS)
         names = tuple(names[i] for i in keep)
         inside = number[channel] >= 0
-        picked, rows, iteration, exposed_s, duration_s = picked[inside], rows[inside], iteration[inside], exposed_s[inside], duration_s[inside]
+        picked, rows, iteration, exposed_s, duration_s = (
+            picked[inside],
+            rows[inside],
+            iteration[inside],
+            exposed_s[inside],
+            duration_s[inside],
+        )
         channel, per_channel = number[channel[inside]], per_channel[keep]
 
     position = _positions(channel, iteration, table.sequence[picked], iterations.by == "window")
     kind = table.kind[picked]
     check = np.array(
-        [_hash(f"{k} {trace.strings[d] if d >= 0 else ''} {e}") & 0xFFFF for k, d, e in zip(kind, table.dtype[picked], table.in_elements[picked], strict=True)],
+        [
+            _hash(f"{k} {trace.strings[d] if d >= 0 else ''} {e}") & 0xFFFF
+            for k, d, e in zip(kind, table.dtype[picked], table.in_elements[picked], strict=True)
+        ],
         np.int64,
     )
     elements = np.maximum(table.in_elements[picked], table.out_elements[picked]).astype(np.float64)
@@ -250,7 +276,12 @@ def ledger_of(trace: Trace, path: CriticalPath, peaks: Peaks) -> Ledger:
         channels=names,
         channel_count=(np.bincount(channel, minlength=len(names)) / max(count, 1)).astype(np.float32),
         channel_exposed_s=(per_channel / max(count, 1)).astype(np.float32),
-        channel_bytes=np.array([np.nansum(payload[channel == c]) / max(count, 1) if np.isfinite(payload[channel == c]).any() else np.nan for c in range(len(names))]),
+        channel_bytes=np.array(
+            [
+                np.nansum(payload[channel == c]) / max(count, 1) if np.isfinite(payload[channel == c]).any() else np.nan
+                for c in range(len(names))
+            ]
+        ),
         step=step[chosen],
         channel=channel[chosen],
         position=position[chosen],
@@ -287,7 +318,8 @@ def sample(
 ) -> tuple[npt.NDArray[np.bool_], Int64s]:
     """At most `limit` communications, and the steps that are among them completely.
 
-    Whole steps first, in a fixed pseudo-random order of step numbers; within a step by a hash of (channel, position). The
+    Whole steps first, in a fixed pseudo-random order of step numbers; within a step by a hash of (channel, position).
+    The
     choice of a rank with more communications is therefore a subset of its peers' choices: nothing needs to be agreed.
     """
     if len(step) <= limit:
@@ -350,9 +382,13 @@ def join(ledgers: Sequence[Ledger]) -> Joined:
     empty32, empty64, emptyf = np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0)
     if not parts:
         return Joined(empty32, empty32, empty32, emptyf, empty32, empty32, empty64, empty32, emptyf, emptyf, names, ())
-    rank, sample, channel, step, duration, exposed, position, check = (np.concatenate(column) for column in zip(*parts, strict=True))
+    rank, sample, channel, step, duration, exposed, position, check = (
+        np.concatenate(column) for column in zip(*parts, strict=True)
+    )
     order = np.lexsort((position, step, channel))
-    rank, sample, channel, step, duration, exposed, position, check = (a[order] for a in (rank, sample, channel, step, duration, exposed, position, check))
+    rank, sample, channel, step, duration, exposed, position, check = (
+        a[order] for a in (rank, sample, channel, step, duration, exposed, position, check)
+    )
     new = np.ones(len(rank), bool)
     new[1:] = (channel[1:] != channel[:-1]) | (step[1:] != step[:-1]) | (position[1:] != position[:-1])
     first = np.flatnonzero(new)
@@ -360,7 +396,11 @@ def join(ledgers: Sequence[Ledger]) -> Joined:
     members = np.diff(np.append(first, len(rank)))
     low, high = np.minimum.reduceat(check, first), np.maximum.reduceat(check, first)
     torn = np.unique(channel[first][low != high])
-    notes = tuple(f"collectives of group {names[c].key} ({names[c].description or 'no description'}) are not joined: its members disagree on operation or size" for c in torn)
+    notes = tuple(
+        f"collectives of group {names[c].key} ({names[c].description or 'no description'}) are not joined: its members "
+        "disagree on operation or size"
+        for c in torn
+    )
     good_k = (members >= 2) & ~np.isin(channel[first], torn)
     keep = good_k[which]
     renumber = np.cumsum(good_k) - 1

@@ -1,4 +1,5 @@
-"""The answer as records, and its JSON form: schema `eroica.diagnosis/1`, the contract that other people's scripts rely on.
+"""The answer as records, and its JSON form: schema `eroica.diagnosis/1`, the contract that other people's scripts
+rely on.
 
 Records only: `diagnosis` fills them, `report` shows them, `store`, `query` and the MCP server pass them on. Readers
 ignore fields that they do not know and read an unknown cause as `unknown`, so that a newer writer does not break them.
@@ -195,7 +196,8 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True)
 class Detail:
-    """The numbers behind a diagnosis that a page draws and JSON leaves out. W ranks, F functions, I iterations, C groups.
+    """The numbers behind a diagnosis that a page draws and JSON leaves out. W ranks, F functions, I iterations, C
+    groups.
 
     Seconds are per iteration; NaN = not measured (beta: below that rank's cut-off).
     """
@@ -274,7 +276,9 @@ def _record(cls: Any, data: Any, where: str) -> Any:
     try:
         return cls(**known)
     except TypeError as error:
-        raise DataError(f"diagnosis: {where} is incomplete ({error}); write it again with this version of eroica") from None
+        raise DataError(
+            f"diagnosis: {where} is incomplete ({error}); write it again with this version of eroica"
+        ) from None
 
 
 def from_json(data: Any) -> Diagnosis:

@@ -1,7 +1,8 @@
 """Who takes part in a job: ranks, hosts, process groups, and which ranks may be compared with each other.
 
 Pure: arrays and records in, arrays and records out. Used by `trace` (who wrote this file), `pattern` (which summary is
-whose), `localization` and `diagnosis` (peers, hosts). It is not a scheduler's view: a rank is known only by what its own
+whose), `localization` and `diagnosis` (peers, hosts). It is not a scheduler's view: a rank is known only by what its
+own
 trace or its environment says.
 """
 
@@ -54,7 +55,9 @@ def group_key(name: str, description: str, ranks: Sequence[int]) -> str:
 
 
 _PIPELINE = re.compile(r"pipe|(^|[_\W])pp([_\W\d]|$)", re.IGNORECASE)
-_REPLICAS = re.compile(r"data|(^|[_\W])(dp|ddp|fsdp|hsdp|replicate|shard|zero)([_\W\d]|$)|mesh_(dp|fsdp)", re.IGNORECASE)
+_REPLICAS = re.compile(
+    r"data|(^|[_\W])(dp|ddp|fsdp|hsdp|replicate|shard|zero)([_\W\d]|$)|mesh_(dp|fsdp)", re.IGNORECASE
+)
 
 
 def peer_groups(ranks: Sequence[int], groups: Sequence[Sequence[ProcessGroup]], staged: bool) -> list[str] | None:
@@ -76,7 +79,9 @@ def peer_groups(ranks: Sequence[int], groups: Sequence[Sequence[ProcessGroup]], 
         return None
     roles = []
     for rank, own in zip(ranks, groups, strict=True):
-        shared = [g for g in own if _REPLICAS.search(g.description) and rank in g.ranks and 1 < len(g.ranks) < len(ranks)]
+        shared = [
+            g for g in own if _REPLICAS.search(g.description) and rank in g.ranks and 1 < len(g.ranks) < len(ranks)
+        ]
         if not shared:
             return None
         roles.append("replicas " + format_ranks(max(shared, key=lambda g: len(g.ranks)).ranks))

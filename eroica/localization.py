@@ -1,6 +1,7 @@
 """Which cells (function, rank) are unusual: distance to expectation (D) and distance to peers (Delta).
 
-Differential observability (EROICA, arXiv 2506.08528): no clocks, no training data; ranks with the same role should behave
+Differential observability (EROICA, arXiv 2506.08528): no clocks, no training data; ranks with the same role should
+behave
 alike. This module says where patterns differ and by how much; it names no root, since a victim's pattern differs too:
 `diagnosis` decides with own times. Arrays in, arrays out; a million ranks in seconds on one machine.
 """
@@ -14,9 +15,10 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
+from eroica.collectives import Float32s
 from eroica.critical_path import Activity, Int32s
 from eroica.job import peer_groups
-from eroica.pattern import Float32s, Float64s, Function, Stacked
+from eroica.pattern import Stacked
 from eroica.trace import CollectiveKind
 
 BETA_FLOOR = 0.01
@@ -49,6 +51,7 @@ class Roles:
     """"groups" or "functions"."""
 
     def members(self, role: int) -> npt.NDArray[np.intp]:
+        """Row indices of the ranks of one role."""
         return np.flatnonzero(self.of == role)
 
 
@@ -90,13 +93,16 @@ EXPECTED_BETA = {
 }
 """Box of beta that experience expects of a function, by what it is.
 
-Host Python, input, collection and sync points own less than 1 % of a healthy iteration (arXiv 2506.08528 gives it for Python
-functions); copies hide behind compute; exposed communication above 30 % means that scaling has stopped paying; operators on
+Host Python, input, collection and sync points own less than 1 % of a healthy iteration (arXiv 2506.08528 gives it for
+Python
+functions); copies hide behind compute; exposed communication above 30 % means that scaling has stopped paying;
+operators on
 the host are the compute of a CPU job. A prior for advice, never a blame."""
 
 
 def roles_of(stacked: Stacked) -> Roles:
-    """Roles from process groups and device models; where groups tell nothing, from what ranks communicate and compute."""
+    """Roles from process groups and device models; where groups tell nothing, from what ranks communicate and
+    compute."""
     summaries = stacked.summaries
     staged = any(bool(np.isin(s.ledger.kind, (CollectiveKind.SEND, CollectiveKind.RECV)).any()) for s in summaries)
     told = peer_groups(stacked.ranks.tolist(), [s.groups for s in summaries], staged)
@@ -104,7 +110,9 @@ def roles_of(stacked: Stacked) -> Roles:
     labels = told if told is not None else _labels_by_function(stacked)
     models = set(stacked.device_models)
     if len(models - {""}) > 1:
-        labels = [f"{label}, {model or 'unknown device'}" for label, model in zip(labels, stacked.device_models, strict=True)]
+        labels = [
+            f"{label}, {model or 'unknown device'}" for label, model in zip(labels, stacked.device_models, strict=True)
+        ]
     names = sorted(set(labels), key=labels.index)
     return Roles(np.array([names.index(label) for label in labels], np.int32), tuple(names), by)
 
@@ -115,12 +123,20 @@ def _labels_by_function(stacked: Stacked) -> list[str]:
     columns = [
         k
         for k, f in enumerate(stacked.functions)
-        if f.activity == Activity.COLLECTIVE or (f.activity == Activity.COMPUTE and stacked.beta[:, k].max(initial=0) >= SIGNATURE_BETA)
+        if f.activity == Activity.COLLECTIVE
+        or (f.activity == Activity.COMPUTE and stacked.beta[:, k].max(initial=0) >= SIGNATURE_BETA)
     ]
     if not columns or len(stacked) < 4:
         return ["all"] * len(stacked)
     present = stacked.beta[:, columns] > 0
-    weight = np.array([1.0 if stacked.functions[k].activity == Activity.COLLECTIVE else float(np.median(stacked.beta[present[:, i], k])) * 10 for i, k in enumerate(columns)])
+    weight = np.array(
+        [
+            1.0
+            if stacked.functions[k].activity == Activity.COLLECTIVE
+            else float(np.median(stacked.beta[present[:, i], k])) * 10
+            for i, k in enumerate(columns)
+        ]
+    )
     unique, back, counts = np.unique(present, axis=0, return_inverse=True, return_counts=True)
     heads: list[int] = []
     cluster = np.zeros(len(unique), int)
@@ -148,7 +164,7 @@ def _labels_by_function(stacked: Stacked) -> list[str]:
 
 
 def family_quantile(cells: int) -> float:
-    """k in "median + k * spread" for a family-wise error of 1 % over so many cells, were they normal."""
+    """K in "median + k * spread" for a family-wise error of 1 % over so many cells, were they normal."""
     return NormalDist().inv_cdf(1 - FAMILY_ERROR / max(cells, 1))
 
 
@@ -165,7 +181,8 @@ def _median(values: npt.NDArray[np.floating]) -> Float32s:
         return np.full(values.shape[1], np.nan, np.float32)
     missing = np.isnan(values)
     if not missing.any():
-        return np.median(values, axis=0).astype(np.float32)
+        middle: Float32s = np.median(values, axis=0).astype(np.float32)
+        return middle
     result = np.full(values.shape[1], np.nan, np.float32)
     for column in np.flatnonzero(~missing.all(0)):
         result[column] = np.median(values[~missing[:, column], column])
@@ -173,12 +190,19 @@ def _median(values: npt.NDArray[np.floating]) -> Float32s:
 
 
 def localize(
-    beta: Float32s, mu: Float32s, sigma: Float32s, activities: Sequence[Activity], roles: Roles, baseline_beta: Float32s | None = None
+    beta: Float32s,
+    mu: Float32s,
+    sigma: Float32s,
+    activities: Sequence[Activity],
+    roles: Roles,
+    baseline_beta: Float32s | None = None,
 ) -> Localization:
-    """Distances of every cell to expectation and to peers. Arrays (W, F); `baseline_beta`: (F,) of the job's own healthy
+    """Distances of every cell to expectation and to peers. Arrays (W, F); `baseline_beta`: (F,) of the job's own
+    healthy
     window, which then is the expectation in place of the kind's box.
 
-    Delta is the L1 distance to the role's component-wise median, each component over max(1.4826 MAD, floor); NaN components
+    Delta is the L1 distance to the role's component-wise median, each component over max(1.4826 MAD, floor); NaN
+    components
     are left out. In roles of fewer than three ranks Delta has no direction: `unusual` is False there.
     """
     num_ranks, num_functions = beta.shape
@@ -192,7 +216,11 @@ def localize(
         everyone = len(members) == num_ranks
         part = delta if everyone else np.zeros((len(members), num_functions), np.float32)
         rise = np.zeros(0, np.float32)
-        for values, peers, floor in ((beta, peer_beta, BETA_FLOOR), (mu, peer_mu, MU_FLOOR), (sigma, peer_sigma, MU_FLOOR)):
+        for values, peers, floor in (
+            (beta, peer_beta, BETA_FLOOR),
+            (mu, peer_mu, MU_FLOOR),
+            (sigma, peer_sigma, MU_FLOOR),
+        ):
             if values is not beta and np.isnan(values[:: max(1, num_ranks // 64)]).all() and np.isnan(values).all():
                 continue
             few = values[_rows(members)]
@@ -229,6 +257,3 @@ def localize_stacked(stacked: Stacked, roles: Roles, baseline: Stacked | None = 
         middle = np.median(baseline.beta, axis=0)
         expected = np.array([middle[known[f]] if f in known else 0.0 for f in stacked.functions], np.float32)
     return localize(stacked.beta, stacked.mu, stacked.sigma, [f.activity for f in stacked.functions], roles, expected)
-
-
-__all__ = ["EFFECT_FLOOR", "Float64s", "Function", "Localization", "Roles", "family_quantile", "localize", "localize_stacked", "roles_of"]

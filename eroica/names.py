@@ -1,7 +1,9 @@
 """What a function's name tells: its normal form, where it lives in source, and what part of an iteration it is.
 
-Works on strings alone. Used by `critical_path` (who owns an instant, and as what) and `pattern` (function identity). The
-tables are heuristics over names that torch, Kineto and Python give today; each row says what it stands for, and a name that
+Works on strings alone. Used by `critical_path` (who owns an instant, and as what) and `pattern` (function identity).
+The
+tables are heuristics over names that torch, Kineto and Python give today; each row says what it stands for, and a
+name that
 no row knows is ordinary work of its own kind, never an error.
 """
 
@@ -48,15 +50,29 @@ class Owns(IntEnum):
 
 _PHASES = (
     (re.compile(r"^enumerate\(DataLoader\)#|torch/utils/data/|^BatchSampler|^DataPipe|torchdata/"), Phase.INPUT),
-    (re.compile(r"^autograd::engine::evaluate_function|^<built-in method run_backward|torch/autograd/graph\.py.*_engine_run"), Phase.BACKWARD),
+    (
+        re.compile(
+            r"^autograd::engine::evaluate_function|^<built-in method run_backward|torch/autograd/graph\.py.*_engine_run"
+        ),
+        Phase.BACKWARD,
+    ),
     (re.compile(r"^Optimizer\.step#|torch/optim/"), Phase.OPTIMIZER),
-    (re.compile(r"torch/serialization\.py|torch/distributed/checkpoint/|save_checkpoint|safetensors/"), Phase.CHECKPOINT),
-    (re.compile(r"torch/_dynamo/(?!eval_frame)|torch/_inductor/(?!output_code|runtime/)|^torchdynamo|triton/compiler/"), Phase.COMPILE),
+    (
+        re.compile(r"torch/serialization\.py|torch/distributed/checkpoint/|save_checkpoint|safetensors/"),
+        Phase.CHECKPOINT,
+    ),
+    (
+        re.compile(
+            r"torch/_dynamo/(?!eval_frame)|torch/_inductor/(?!output_code|runtime/)|^torchdynamo|triton/compiler/"
+        ),
+        Phase.COMPILE,
+    ),
     (re.compile(r"^Python GC|^<built-in function collect>$|^gc\.collect"), Phase.GC),
     (
         re.compile(
             r"torch/distributed/(?!optim|fsdp|_composable|tensor|algorithms|checkpoint|pipelining)|^c10d::|^record_param_comms|"
-            r"^(nccl|gloo|mpi|ucc|xccl|hccl):|^<built-in method (wait|all_?reduce|all_?gather|reduce_?scatter|broadcast|barrier|send|recv)[a-z_]*"
+            r"^(nccl|gloo|mpi|ucc|xccl|hccl):|"
+            r"^<built-in method (wait|all_?reduce|all_?gather|reduce_?scatter|broadcast|barrier|send|recv)[a-z_]*"
             r" of .*(Work|ProcessGroup|PyCapsule|torch\._C\._distributed)|^_c10d_functional::wait_tensor"
         ),
         Phase.COMMUNICATION,
@@ -64,9 +80,17 @@ _PHASES = (
 )
 
 _SYNC = re.compile(r"^(cuda|hip|cu|mtia|xpu)\w*Synchronize\w*$|^hipMemcpyWithStream$")
-_ALLOCATOR = re.compile(r"^(cuda|hip|cu)\w*(Malloc|Free|MemAlloc|HostAlloc|MemCreate|MemMap|MemUnmap|MemRelease|HostRegister)\w*$")
-_WAIT = re.compile(r"^<built-in method run_backward |^<built-in method (acquire|wait) of |torch/autograd/graph\.py.*_engine_run_backward")
-_NOBODY = re.compile(r"torch/profiler/|torch/autograd/profiler\.py|^PyTorch Profiler|^<built-in method \w*profiler\w*|^Activity Buffer Request|^ProfilerStep\*")
+_ALLOCATOR = re.compile(
+    r"^(cuda|hip|cu)\w*(Malloc|Free|MemAlloc|HostAlloc|MemCreate|MemMap|MemUnmap|MemRelease|HostRegister)\w*$"
+)
+_WAIT = re.compile(
+    r"^<built-in method run_backward |^<built-in method (acquire|wait) of |"
+    r"torch/autograd/graph\.py.*_engine_run_backward"
+)
+_NOBODY = re.compile(
+    r"torch/profiler/|torch/autograd/profiler\.py|^PyTorch Profiler|^<built-in method \w*profiler\w*|"
+    r"^Activity Buffer Request|^ProfilerStep\*"
+)
 _LABEL = re.compile(r"^nn\.Module: ")
 _MARKERS_THAT_OWN = re.compile(r"^enumerate\(DataLoader\)#|^Optimizer\.step#|^Python GC")
 """torch's own record_function ranges: where no Python stacks were taken, they are the only name that their time has."""
@@ -77,9 +101,10 @@ _BUILTIN = re.compile(r"^<built-in (?:function|method) (?P<name>[\w.]+)(?: of (?
 _TRAILING_NUMBER = re.compile(r"_\d+$")
 
 _LIBRARIES = frozenset(
-    "torch torchvision torchaudio torchdata numpy scipy pandas pyarrow transformers accelerate datasets tokenizers lightning pytorch_lightning "
-    "lightning_fabric deepspeed triton apex flash_attn xformers einops timm PIL cv2 tqdm wandb tensorboard ray dask multiprocess "
-    "huggingface_hub safetensors peft bitsandbytes sklearn jax nvidia transformer_engine vllm sglang eroica composer".split()
+    "torch torchvision torchaudio torchdata numpy scipy pandas pyarrow transformers accelerate datasets tokenizers "
+    "lightning pytorch_lightning lightning_fabric deepspeed triton apex flash_attn xformers einops timm PIL cv2 tqdm "
+    "wandb tensorboard ray dask multiprocess huggingface_hub safetensors peft bitsandbytes sklearn jax nvidia "
+    "transformer_engine vllm sglang eroica composer".split()
 )
 _STDLIB = frozenset(sys.stdlib_module_names)
 
@@ -115,7 +140,8 @@ def _is_user_path(path: str) -> bool:
 
 @lru_cache(maxsize=1 << 15)
 def read_host_name(name: str, *, annotation: bool = False, overhead: bool = False) -> HostName:
-    """Classify the name of a host event. `annotation`: a record_function range; `overhead`: the profiler's own event."""
+    """Classify the name of a host event. `annotation`: a record_function range; `overhead`: the profiler's own
+    event."""
     phase = next((phase for pattern, phase in _PHASES if pattern.search(name)), Phase.NONE)
     if overhead or _NOBODY.search(name):
         owns = Owns.NOBODY

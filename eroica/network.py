@@ -1,9 +1,12 @@
 """Slow transfers: which groups, and what they share: a host, a link between two hosts, or the job-wide fabric.
 
-The transfer of a collective is what remains when its members' waiting is taken out, so a rank that is slow elsewhere does not
+The transfer of a collective is what remains when its members' waiting is taken out, so a rank that is slow elsewhere
+does not
 make it long. Groups of the same shape (same operations, sizes and member counts) are each other's reference; a lone
-group has only its own healthy window. A host is named when all groups through it are slow and no other is; a link when all
-groups over both of its hosts are slow and neither host is slow elsewhere. What groups cannot tell apart is said to be undecided.
+group has only its own healthy window. A host is named when all groups through it are slow and no other is; a link
+when all
+groups over both of its hosts are slow and neither host is slow elsewhere. What groups cannot tell apart is said to be
+undecided.
 Used by `diagnosis`.
 """
 
@@ -22,7 +25,8 @@ from eroica.localization import EFFECT_FLOOR
 from eroica.pattern import Stacked
 
 SLOWER = 1.15
-"""A group's transfers must be this much longer than its siblings' at the median: shared links make a few percent normal."""
+"""A group's transfers must be this much longer than its siblings' at the median: shared links make a few percent
+normal."""
 SPREADS = 5.0
 """And this many robust spreads of its siblings away."""
 MANY_HOSTS = 16
@@ -75,7 +79,7 @@ def _lanes(stacked: Stacked) -> list[_Lane]:
     for channel in np.unique(joined.channel):
         mine = np.flatnonzero(joined.channel == channel)
         rows = order[np.searchsorted(row_channel, channel, "left") : np.searchsorted(row_channel, channel, "right")]
-        ranks = np.unique(joined.rank[rows])
+        ranks = np.unique(joined.rank[rows]).astype(np.intp)
         positions = np.unique(joined.position[mine])
         transfer = np.array([np.median(joined.transfer_s[mine[joined.position[mine] == p]]) for p in positions])
         steps, back = np.unique(joined.step[mine], return_inverse=True)
@@ -85,13 +89,20 @@ def _lanes(stacked: Stacked) -> list[_Lane]:
         spread = float(1.4826 * np.median(np.abs(full - middle)) / middle) if middle > 0 and len(steps) > 2 else 0.0
         exposed = _exposed_transfer(stacked, joined, rows, ranks)
         named = joined.channels[channel]
-        shape = (named.description, named.size or len(ranks), len(positions), tuple(sorted(_kinds(stacked, joined, mine, rows))))
+        shape = (
+            named.description,
+            named.size or len(ranks),
+            len(positions),
+            tuple(sorted(_kinds(stacked, joined, mine, rows))),
+        )
         hosts = frozenset(stacked.hosts[w] for w in ranks)
         lanes.append(_Lane(int(channel), (*shape, len(hosts)), transfer, exposed, spread, ranks, hosts))
     return lanes
 
 
-def _kinds(stacked: Stacked, joined: Joined, mine: npt.NDArray[np.intp], rows: npt.NDArray[np.intp]) -> set[tuple[int, int]]:
+def _kinds(
+    stacked: Stacked, joined: Joined, mine: npt.NDArray[np.intp], rows: npt.NDArray[np.intp]
+) -> set[tuple[int, int]]:
     first = rows[: len(mine)]
     found = set()
     for row in first:
@@ -101,7 +112,9 @@ def _kinds(stacked: Stacked, joined: Joined, mine: npt.NDArray[np.intp], rows: n
     return found
 
 
-def _exposed_transfer(stacked: Stacked, joined: Joined, rows: npt.NDArray[np.intp], ranks: npt.NDArray[np.intp]) -> float:
+def _exposed_transfer(
+    stacked: Stacked, joined: Joined, rows: npt.NDArray[np.intp], ranks: npt.NDArray[np.intp]
+) -> float:
     """Median over members of: exposed time of the channel per iteration, less its exposed waiting."""
     per_rank = []
     for w in ranks[:: max(1, len(ranks) // 64)]:
@@ -160,10 +173,16 @@ def _against_siblings(family: Sequence[_Lane], number: int) -> list[_Slow]:
     middle = float(np.median(fast))
     limit = max(SLOWER, 1 + SPREADS * max(float(1.4826 * np.median(np.abs(fast / middle - 1))), 0.01))
     normal = float(np.median([lane.exposed_s for lane, r in zip(family, ratio, strict=True) if r <= low * SLOWER]))
-    return [_Slow(lane, float(r / middle), max(lane.exposed_s - normal, 0.0), number) for lane, r in zip(family, ratio, strict=True) if r / middle > limit]
+    return [
+        _Slow(lane, float(r / middle), max(lane.exposed_s - normal, 0.0), number)
+        for lane, r in zip(family, ratio, strict=True)
+        if r / middle > limit
+    ]
 
 
-def _against_baseline(lanes: Sequence[_Lane], before: Mapping[str, _Lane], keys: Mapping[int, str]) -> tuple[list[_Slow], list[_Lane]]:
+def _against_baseline(
+    lanes: Sequence[_Lane], before: Mapping[str, _Lane], keys: Mapping[int, str]
+) -> tuple[list[_Slow], list[_Lane]]:
     grown, steady = [], []
     for number, lane in enumerate(lanes):
         known = before.get(keys[lane.channel])
@@ -178,7 +197,8 @@ def _against_baseline(lanes: Sequence[_Lane], before: Mapping[str, _Lane], keys:
 
 
 def _explain(stacked: Stacked, slow: Sequence[_Slow], quick: Sequence[_Lane], reference: str) -> list[SlowTransfer]:
-    """Hosts and links that explain the slow lanes: each lies in slow lanes only; the one that explains most comes first."""
+    """Hosts and links that explain the slow lanes: each lies in slow lanes only; the one that explains most comes
+    first."""
     left = list(slow)
     explained = []
     while left:
@@ -187,17 +207,37 @@ def _explain(stacked: Stacked, slow: Sequence[_Slow], quick: Sequence[_Lane], re
         hosts = [h for h in everywhere if not any(h in lane.hosts for lane in quick)]
         pairs = sorted({pair for some in hosts_of if len(some) <= MANY_HOSTS for pair in combinations(sorted(some), 2)})
         pairs = [p for p in pairs if not any(lane.hosts.issuperset(p) for lane in quick)]
-        reach = {(h,): sum(h in some for some in hosts_of) for h in hosts} | {p: sum(some.issuperset(p) for some in hosts_of) for p in pairs}
+        reach = {(h,): sum(h in some for some in hosts_of) for h in hosts} | {
+            p: sum(some.issuperset(p) for some in hosts_of) for p in pairs
+        }
         best = max(reach, key=lambda place: (reach[place], -len(place), place), default=None)
         rivals = [place for place in reach if best is not None and reach[place] == reach[best] and place != best]
         shared_hosts = tuple(sorted(frozenset.intersection(*hosts_of)))
         if best is None and len(shared_hosts) in (1, 2):
             # Quick groups cross the same hosts: not the host or the whole path, but one port or rail of it.
             place = "host" if len(shared_hosts) == 1 else "link"
-            explained.append(_transfer(stacked, left, place, shared_hosts, reference, "other groups over the same hosts are quick: it is one NIC or rail, that of the ranks of these groups"))
+            explained.append(
+                _transfer(
+                    stacked,
+                    left,
+                    place,
+                    shared_hosts,
+                    reference,
+                    "other groups over the same hosts are quick: it is the one NIC or rail of these groups' ranks",
+                )
+            )
             break
         if best is None or (reference == "baseline" and not quick):
-            explained.append(_transfer(stacked, left, "group", (), reference, "the slow groups share no single host or pair of hosts that other groups avoid"))
+            explained.append(
+                _transfer(
+                    stacked,
+                    left,
+                    "group",
+                    (),
+                    reference,
+                    "the slow groups share no single host or pair of hosts that other groups avoid",
+                )
+            )
             break
         mine = [item for item in left if item.lane.hosts.issuperset(best)]
         undecided = ""
@@ -205,17 +245,26 @@ def _explain(stacked: Stacked, slow: Sequence[_Slow], quick: Sequence[_Lane], re
         if scope == "host" and any(len(rival) == 1 for rival in rivals):
             shared = frozenset.intersection(*(item.lane.hosts for item in mine))
             if len(shared) == 2:
-                best, scope = tuple(sorted(shared)), "link"
-                undecided = "the slow groups cross the same two hosts and no other group does, so the link and its two ends cannot be told apart"
+                best, scope = (min(shared), max(shared)), "link"
+                undecided = (
+                    "the slow groups cross the same two hosts and no other group does, so the link and its two ends "
+                    "cannot be told apart"
+                )
             else:
-                explained.append(_transfer(stacked, left, "group", (), reference, "several hosts are in all slow groups and in no other"))
+                explained.append(
+                    _transfer(
+                        stacked, left, "group", (), reference, "several hosts are in all slow groups and in no other"
+                    )
+                )
                 break
         explained.append(_transfer(stacked, mine, scope, best, reference, undecided))
         left = [item for item in left if item not in mine]
     return explained
 
 
-def _transfer(stacked: Stacked, items: Sequence[_Slow], scope: str, hosts: tuple[str, ...], reference: str, undecided: str) -> SlowTransfer:
+def _transfer(
+    stacked: Stacked, items: Sequence[_Slow], scope: str, hosts: tuple[str, ...], reference: str, undecided: str
+) -> SlowTransfer:
     lanes = [item.lane for item in items]
     ranks = np.unique(np.concatenate([lane.ranks for lane in lanes]))
     if scope == "host":

@@ -2,7 +2,8 @@
 
 Finds the files, reads and summarizes each rank on its own (memory does not grow with the number of ranks), then stacks,
 localizes and diagnoses the summaries. Any `concurrent.futures` executor can do the reading, since a task gets a path
-and returns a few kilobytes; processes are the default. Used by the CLI, the demo and the MCP server. A rank whose file cannot
+and returns a few kilobytes; processes are the default. Used by the CLI, the demo and the MCP server. A rank whose
+file cannot
 be used is reported as missing with the reason; only when no file can be used does the job fail.
 """
 
@@ -65,7 +66,10 @@ def stack_paths(
     notes = list(found.notes)
     if found.ignored:
         shown = ", ".join(f"{Path(path).name} ({why})" for path, why in found.ignored[:5])
-        notes.append(f"{len(found.ignored)} file{'s' if len(found.ignored) > 1 else ''} left out: {shown}{', ...' if len(found.ignored) > 5 else ''}")
+        notes.append(
+            f"{len(found.ignored)} file{'s' if len(found.ignored) > 1 else ''} left out: {shown}"
+            f"{', ...' if len(found.ignored) > 5 else ''}"
+        )
     by_path: dict[str, list[TraceFile]] = {}
     for file in found.files:
         by_path.setdefault(file.path, []).append(file)
@@ -85,12 +89,18 @@ def stack_paths(
             for done, (path, files) in enumerate(by_path.items(), start=1):
                 take(path, summarize_file(path, [f.rank for f in files]), done)
         else:
-            pending = {pool.submit(summarize_file, path, [f.rank for f in files]): path for path, files in by_path.items()}
+            pending = {
+                pool.submit(summarize_file, path, [f.rank for f in files]): path for path, files in by_path.items()
+            }
             for done, future in enumerate(as_completed(pending), start=1):
                 take(pending[future], future.result(), done)
     failures.sort()
     if failures and not summaries:
-        raise DataError(failures[0].partition(" could not be read: ")[2] if len(failures) == 1 else f"none of the {len(by_path)} traces could be read; first: {failures[0]}")
+        raise DataError(
+            failures[0].partition(" could not be read: ")[2]
+            if len(failures) == 1
+            else f"none of the {len(by_path)} traces could be read; first: {failures[0]}"
+        )
     return _with_world(stack(summaries), found.world_size), (*notes, *failures)
 
 

@@ -1,13 +1,14 @@
 """Behaviour patterns: each function of one rank as (beta, mu, sigma), and the summaries of many ranks stacked.
 
-`summarize` turns one rank's trace into a few kilobytes: the 40 functions that own most of the critical path, and the ledger.
-`stack` lines the summaries of many ranks up for comparison. EROICA (arXiv 2506.08528, "behaviour patterns") gives the three
+`summarize` turns one rank's trace into a few kilobytes: the 40 functions that own most of the critical path, and the
+ledger.
+`stack` lines the summaries of many ranks up for comparison. EROICA (arXiv 2506.08528, "behaviour patterns") gives the
+three
 numbers; design section 4 fixes how they are computed here. Not here: comparing (`localization`), wire form (`codec`).
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -20,29 +21,23 @@ from eroica.intervals import Int64s
 from eroica.job import ProcessGroup
 from eroica.names import Phase, normal_kernel_name, read_host_name
 from eroica.trace import Category, CollectiveKind, Samples, Trace
+from eroica.utilisation import utilisation_of
 
 MAX_FUNCTIONS = 40
-"""Functions told per rank: 40 x 20 bytes stay far below 3 KB, and on the real traces in tests 40 hold over 90 % of the path."""
-PCIE_GBS = 64.0
-"""Reference for host-device copies: PCIe 5.0 x16, one direction. mu of a copy is its bandwidth over this, at most 1."""
-NIC_GBIT = 400.0
-"""Reference for network counters."""
-LONG_SPAN_SAMPLES = 3
-"""A span that holds fewer counter samples is too short for its own distribution: it takes the nearest sample."""
-MU_SOURCES = ("", "occupancy", "copy_bandwidth", "sm_clock", "pcie", "nic", "cpu", "trace")
-"""Where mu came from; "" = not measured."""
+"""Functions told per rank: 40 x 20 bytes stay far below 3 KB, and on the real traces in tests 40 hold over 90 % of
+the path."""
 
-KINDS = {
-    Activity.COMPUTE: "kernel", Activity.MEMORY: "memory", Activity.COLLECTIVE: "collective", Activity.INPUT: "input",
-    Activity.CHECKPOINT: "checkpoint", Activity.COMPILE: "compile", Activity.GC: "gc", Activity.ALLOCATOR: "allocator",
-    Activity.SYNC: "sync", Activity.OPERATOR: "operator", Activity.PYTHON: "python", Activity.LAUNCH: "runtime", Activity.WAIT: "wait",
-}  # fmt: skip
+KINDS = {activity: activity.name.lower() for activity in Activity} | {
+    Activity.COMPUTE: "kernel",
+    Activity.LAUNCH: "runtime",
+}
 """The `kind` of a function that people read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """Identity of a function over ranks: for host functions with its place in the source, for device functions without."""
+    """Identity of a function over ranks: for host functions with its place in the source, for device functions
+    without."""
 
     activity: Activity
     name: str
@@ -58,6 +53,7 @@ class Function:
 
     @property
     def kind(self) -> str:
+        """What people call this kind of function."""
         return KINDS[self.activity]
 
 
@@ -150,7 +146,10 @@ def _texts(trace: Trace, path: CriticalPath) -> tuple[Int32s, list[tuple[str, st
         row_of[trace.collectives.event] = np.arange(len(trace.collectives.event))
         row_of[trace.collectives.event[trace.collectives.transfers]] = np.flatnonzero(trace.collectives.transfers)
         label: dict[tuple[int, int], int] = {}
-        kinds, groups = trace.collectives.kind[row_of[path.event[rows]]], trace.collectives.group[row_of[path.event[rows]]]
+        kinds, groups = (
+            trace.collectives.kind[row_of[path.event[rows]]],
+            trace.collectives.group[row_of[path.event[rows]]],
+        )
         for r, kind, group in zip(rows, kinds, groups, strict=True):
             pair = (int(kind), int(group))
             if pair not in label:
@@ -184,76 +183,15 @@ def _locations(trace: Trace, frames: Int32s) -> tuple[Int32s, list[str | None], 
     return ids, found, functions
 
 
-_COUNTERS = {
-    Activity.COMPUTE: ("sm_clock_ratio", 1.0, "sm_clock"),
-    Activity.MEMORY: ("pcie_gbps", PCIE_GBS, "pcie"),
-    Activity.COLLECTIVE: ("nic_gbps", NIC_GBIT, "nic"),
-}
-_HOST_COUNTER = ("cpu_ratio", 1.0, "cpu")
-
-
-def shortest_dense_part(values: Float64s, share: float = 0.8) -> tuple[int, int]:
-    """Bounds [a, b) of the shortest contiguous part that holds at least `share` of the sum; the first such part on ties.
-
-    Waiting moves no data, so it falls away (EROICA, arXiv 2506.08528: the critical execution duration L(e)).
-    """
-    total = float(values.sum())
-    if total <= 0:
-        return 0, len(values)
-    cumulative = np.concatenate([[0.0], np.cumsum(values)])
-    ends = np.searchsorted(cumulative, cumulative[:-1] + share * total * (1 - 1e-12), side="left")
-    lengths = np.where(ends < len(cumulative), ends - np.arange(len(values)), len(values) + 1)
-    start = int(lengths.argmin())
-    return start, start + int(lengths[start])
-
-
-def _utilisation(trace: Trace, path: CriticalPath, samples: Samples | None) -> tuple[Float64s, Float64s, UInt8s]:
-    """Per span: mean utilisation, its spread within the span (NaN where one value stands for all of it), and the source."""
-    mean = np.full(len(path.event), np.nan)
-    spread = np.full(len(path.event), np.nan)
-    source = np.zeros(len(path.event), np.uint8)
-    occupancy = trace.occupancy[path.event]
-    rows = (path.activity == Activity.COMPUTE) & np.isfinite(occupancy)
-    mean[rows], source[rows] = occupancy[rows], MU_SOURCES.index("occupancy")
-    bandwidth = trace.bandwidth_gbs[path.event]
-    rows = (path.activity == Activity.MEMORY) & np.isfinite(bandwidth)
-    mean[rows], source[rows] = np.minimum(bandwidth[rows] / PCIE_GBS, 1.0), MU_SOURCES.index("copy_bandwidth")
-    if samples is None or not len(samples.ts_ns):
-        return mean, spread, source
-    for activity in Activity:
-        counter, full, label = _COUNTERS.get(activity, _HOST_COUNTER)
-        if counter not in samples.values or activity == Activity.WAIT:
-            continue
-        use = np.clip(samples.values[counter] / full, 0.0, 1.0)
-        rows_of = np.flatnonzero(path.activity == activity)
-        if not len(rows_of):
-            continue
-        low = np.searchsorted(samples.ts_ns, path.start_ns[rows_of], side="left")
-        high = np.searchsorted(samples.ts_ns, path.end_ns[rows_of], side="right")
-        middle = (path.start_ns[rows_of] + path.end_ns[rows_of]) // 2
-        nearest = np.clip(np.searchsorted(samples.ts_ns, middle), 1, len(samples.ts_ns) - 1) if len(samples.ts_ns) > 1 else np.zeros(len(rows_of), int)
-        if len(samples.ts_ns) > 1:
-            closer = middle - samples.ts_ns[nearest - 1] < samples.ts_ns[nearest] - middle
-            nearest = np.where(closer, nearest - 1, nearest)
-        mean[rows_of] = use[nearest]
-        source[rows_of] = MU_SOURCES.index(label)
-        for k in np.flatnonzero(high - low >= LONG_SPAN_SAMPLES):
-            inside = use[low[k] : high[k]]
-            a, b = shortest_dense_part(np.nan_to_num(inside))
-            part = inside[a:b][np.isfinite(inside[a:b])]
-            if len(part):
-                mean[rows_of[k]], spread[rows_of[k]] = part.mean(), part.std()
-    return mean, spread, source
-
-
 def _patterns(trace: Trace, path: CriticalPath, samples: Samples | None) -> tuple[Patterns, Peaks]:
     """Patterns, and per iteration the function that exceeded its own median most."""
     window_ns = max(path.iterations.window_ns, 1)
     count = path.iterations.count
     activity_beta = np.bincount(path.activity, weights=path.owned_ns, minlength=NUM_ACTIVITIES) / window_ns
-    threads = Counter[str]()
+    threads: dict[str, float] = {}
     for track, share, function in path.threads:
-        threads[function or trace.track_names[track] or f"thread {trace.tracks[track][1]}"] += share
+        name = function or trace.track_names[track] or f"thread {trace.tracks[track][1]}"
+        threads[name] = threads.get(name, 0.0) + share
     text, texts = _texts(trace, path)
     frame, frames, _ = _locations(trace, path.frame)
     user, users, user_functions = _locations(trace, path.user_frame)
@@ -265,15 +203,19 @@ def _patterns(trace: Trace, path: CriticalPath, samples: Samples | None) -> tupl
     order = np.argsort(-owned, kind="stable")[:MAX_FUNCTIONS]
     cutoff = float(np.sort(owned)[::-1][MAX_FUNCTIONS] / window_ns) if len(keys) > MAX_FUNCTIONS else 0.0
 
-    mean, spread, source = _utilisation(trace, path, samples)
+    mean, spread, source = utilisation_of(trace, path, samples)
     weight = np.where(np.isfinite(mean), path.owned_ns, 0).astype(np.float64)
     value = np.nan_to_num(mean)
     total = np.bincount(group, weights=weight, minlength=len(keys))
     with np.errstate(invalid="ignore", divide="ignore"):
         mu = np.bincount(group, weights=weight * value, minlength=len(keys)) / total
-        over = np.sqrt(np.maximum(np.bincount(group, weights=weight * value**2, minlength=len(keys)) / total - mu**2, 0))
+        over = np.sqrt(
+            np.maximum(np.bincount(group, weights=weight * value**2, minlength=len(keys)) / total - mu**2, 0)
+        )
         inner_weight = np.where(np.isfinite(spread), weight, 0)
-        inner = np.bincount(group, weights=inner_weight * np.nan_to_num(spread), minlength=len(keys)) / np.bincount(group, weights=inner_weight, minlength=len(keys))
+        inner = np.bincount(group, weights=inner_weight * np.nan_to_num(spread), minlength=len(keys)) / np.bincount(
+            group, weights=inner_weight, minlength=len(keys)
+        )
     sigma = np.where(np.isfinite(inner), inner, over)
     group_source = np.zeros(len(keys), np.uint8)
     np.maximum.at(group_source, group, source)
@@ -293,9 +235,20 @@ def _patterns(trace: Trace, path: CriticalPath, samples: Samples | None) -> tupl
         name, location = texts[text[heaviest]]
         if on_device[heaviest]:
             shared = len(np.unique(user[mine])) == 1
-            functions.append(Function(activity, name, None, None, launched_at=users[user[heaviest]] if shared else None))
+            functions.append(
+                Function(activity, name, None, None, launched_at=users[user[heaviest]] if shared else None)
+            )
         else:
-            functions.append(Function(activity, name, location or frames[frame[heaviest]], users[user[heaviest]], Phase(int(path.phase[heaviest])), user_function=user_functions[user[heaviest]]))
+            functions.append(
+                Function(
+                    activity,
+                    name,
+                    location or frames[frame[heaviest]],
+                    users[user[heaviest]],
+                    Phase(int(path.phase[heaviest])),
+                    user_function=user_functions[user[heaviest]],
+                )
+            )
     patterns = Patterns(
         functions=tuple(functions),
         beta=(owned[order] / window_ns).astype(np.float32),
@@ -306,7 +259,7 @@ def _patterns(trace: Trace, path: CriticalPath, samples: Samples | None) -> tupl
         work=work[order],
         cutoff=cutoff,
         activity_beta=activity_beta.astype(np.float32),
-        threads=tuple(threads.most_common(8)),
+        threads=tuple(sorted(threads.items(), key=lambda item: (-item[1], item[0]))[:8]),
     )
     place = np.full(len(keys), -1, np.int32)
     place[order] = np.arange(len(order))
@@ -348,11 +301,18 @@ def summarize(trace: Trace, samples: Samples | None = None) -> Summary:
     num_launches = int(np.count_nonzero((trace.category == Category.RUNTIME) & (trace.correlation > 0)))
     notes = list(trace.damage.notes)
     if num_launches > 20 and not num_kernels:
-        notes.append(f"no device data although {num_launches} launches were seen: the device side of this rank was not recorded")
+        notes.append(
+            f"no device data although {num_launches} launches were seen: the device side of this rank was not recorded"
+        )
     elif num_kernels and num_launches > 20 and path.has_device:
-        linked = np.isin(trace.correlation[(trace.category == Category.RUNTIME) & (trace.correlation > 0)], trace.correlation[trace.category == Category.KERNEL])
+        linked = np.isin(
+            trace.correlation[(trace.category == Category.RUNTIME) & (trace.correlation > 0)],
+            trace.correlation[trace.category == Category.KERNEL],
+        )
         if linked.mean() < 0.02:
-            notes.append("launches and device events hardly match by correlation id: links between host and device are unknown")
+            notes.append(
+                "launches and device events hardly match by correlation id: links between host and device are unknown"
+            )
     if ledger.dropped_channels:
         notes.append(f"{ledger.dropped_channels} process groups with the least exposed time are not told apart")
     return Summary(
@@ -374,7 +334,9 @@ def summarize(trace: Trace, samples: Samples | None = None) -> Summary:
             num_collectives=int(np.count_nonzero(trace.collectives.transfers)),
             explained=path.explained,
             has_device=path.has_device,
-            partial=trace.damage.truncated or trace.damage.skipped_events > 0.01 * max(len(trace), 1) or (num_launches > 20 and not num_kernels),
+            partial=trace.damage.truncated
+            or trace.damage.skipped_events > 0.01 * max(len(trace), 1)
+            or (num_launches > 20 and not num_kernels),
             epoch=trace.epoch,
             notes=tuple(notes),
         ),
@@ -444,7 +406,9 @@ def stack(summaries: Sequence[Summary]) -> Stacked:
     for summary in ordered:
         for function, beta in zip(summary.patterns.functions, summary.patterns.beta, strict=True):
             weight[function] = max(weight.get(function, 0.0), float(beta))
-    functions = tuple(sorted(weight, key=lambda f: (-weight[f], f.activity, f.name, f.location or "", f.user_location or "")))
+    functions = tuple(
+        sorted(weight, key=lambda f: (-weight[f], f.activity, f.name, f.location or "", f.user_location or ""))
+    )
     number = {function: k for k, function in enumerate(functions)}
     shape = (len(ordered), len(functions))
     beta = np.zeros(shape, np.float32)
@@ -460,7 +424,12 @@ def stack(summaries: Sequence[Summary]) -> Stacked:
         beta[w, columns], mu[w, columns], sigma[w, columns] = patterns.beta, patterns.mu, patterns.sigma
         work[w, columns], count[w, columns], source[w, columns] = patterns.work, patterns.count, patterns.mu_source
         at = np.searchsorted(steps, ledger.steps)
-        length[w, at], own[w, at], exposed[w, at], waiting[w, at] = ledger.length_s, ledger.own_s, ledger.exposed_s, ledger.waiting_s
+        length[w, at], own[w, at], exposed[w, at], waiting[w, at] = (
+            ledger.length_s,
+            ledger.own_s,
+            ledger.exposed_s,
+            ledger.waiting_s,
+        )
         top_excess[w, at], by_work[w, at] = ledger.top_excess_s, ledger.top_by_work
         if len(columns):
             top[w, at] = np.where(ledger.top_function >= 0, columns[np.maximum(ledger.top_function, 0)], -1)
@@ -480,7 +449,9 @@ def stack(summaries: Sequence[Summary]) -> Stacked:
         work=work,
         count=count,
         cutoff=np.array([s.patterns.cutoff for s in ordered], np.float32),
-        activity_beta=np.array([s.patterns.activity_beta for s in ordered], np.float32).reshape(len(ordered), NUM_ACTIVITIES),
+        activity_beta=np.array([s.patterns.activity_beta for s in ordered], np.float32).reshape(
+            len(ordered), NUM_ACTIVITIES
+        ),
         iteration_s=np.array([s.window_s / max(s.num_iterations, 1) for s in ordered]),
         steps=steps,
         length_s=length,

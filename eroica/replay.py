@@ -1,6 +1,7 @@
 """What an iteration would last if some ranks did less work: the recorded communications re-timed in their order.
 
-Used by `diagnosis` to price a finding where a job has several groups or sends and receives, so that a delay travels along a
+Used by `diagnosis` to price a finding where a job has several groups or sends and receives, so that a delay travels
+along a
 path that the ledger alone cannot see. It replays the steps of which every rank told every communication; a rank's work
 between two communications is kept, a communication is done when its last member entered it plus its transfer. A replay
 that does not reproduce the recorded length is thrown away, never trusted.
@@ -48,7 +49,9 @@ class Replay:
         cuts = {}
         for w, seconds in less_s.items():
             own = _segments(self.ledgers[w], step)
-            alike = [segments for p in peers.get(w, ()) if len(segments := _segments(self.ledgers[p], step)) == len(own)]
+            alike = [
+                segments for p in peers.get(w, ()) if len(segments := _segments(self.ledgers[p], step)) == len(own)
+            ]
             over = np.maximum(own - np.median(alike, axis=0), 0.0) if alike else np.zeros(len(own))
             cut = over * min(1.0, seconds / over.sum()) if over.sum() > 0 else over
             rest = max(seconds - float(cut.sum()), 0.0)
@@ -78,16 +81,23 @@ def prepare(ledgers: Sequence[Ledger]) -> Replay | None:
     replayed = [_time(ledgers, step, {}) for step in steps]
     if not np.isfinite(replayed).all():
         return None
-    recorded = [max(float(ledger.length_s[ledger.steps == step].max(initial=0.0)) for ledger in ledgers) for step in steps]
-    keep = [k for k in range(len(steps)) if recorded[k] > 0 and abs(replayed[k] - recorded[k]) <= TOLERANCE * recorded[k]]
+    recorded = [
+        max(float(ledger.length_s[ledger.steps == step].max(initial=0.0)) for ledger in ledgers) for step in steps
+    ]
+    keep = [
+        k for k in range(len(steps)) if recorded[k] > 0 and abs(replayed[k] - recorded[k]) <= TOLERANCE * recorded[k]
+    ]
     if len(keep) * 2 < len(steps):
         return None
     kept = tuple(steps[k] for k in keep)
-    return Replay(float(np.mean([recorded[k] for k in keep])), float(np.mean([replayed[k] for k in keep])), tuple(ledgers), kept)
+    return Replay(
+        float(np.mean([recorded[k] for k in keep])), float(np.mean([replayed[k] for k in keep])), tuple(ledgers), kept
+    )
 
 
 def _time(ledgers: Sequence[Ledger], step: int, cuts: Mapping[int, Float64s]) -> float:
-    """Length of one step, from the first rank's start to the last rank's end, all ranks starting together. Seconds; NaN if
+    """Length of one step, from the first rank's start to the last rank's end, all ranks starting together. Seconds;
+    NaN if
     the recorded order cannot be replayed (communications that wait for each other in a circle)."""
     rows = [np.flatnonzero(ledger.step == step) for ledger in ledgers]
     segments = [_segments(ledger, step) - cuts.get(w, 0.0) for w, ledger in enumerate(ledgers)]
@@ -118,7 +128,11 @@ def _time(ledgers: Sequence[Ledger], step: int, cuts: Mapping[int, Float64s]) ->
             k = next_op[w]
             last = k == len(mine)
             # What had been done before this entry in the recording must be done now; what was in flight need not.
-            must = range(max(k - 8, 0), k) if last else range(max(k - 8 - int(ledger.in_flight[mine[k]]), 0), k - int(ledger.in_flight[mine[k]]))
+            must = (
+                range(max(k - 8, 0), k)
+                if last
+                else range(max(k - 8 - int(ledger.in_flight[mine[k]]), 0), k - int(ledger.in_flight[mine[k]]))
+            )
             missing = next((keys[w][j] for j in must if keys[w][j] not in done), None)
             if missing is not None:
                 waiting[missing].append(w)

@@ -1,0 +1,284 @@
+"""Findings in the making: an excess or a slow transfer becomes who, what, evidence, cost and confidence.
+
+A draft knows its evidence but not its number; `diagnosis` orders drafts by cost and turns them into findings. The texts
+are written here, for people and in full sentences; forms (terminal, page, prompt) are `report`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from eroica.blame import Excess, Indices
+from eroica.causes import ADVICE, Cause
+from eroica.collectives import Float64s
+from eroica.critical_path import Activity
+from eroica.findings import Evidence, Finding, FunctionName, Impact, PatternValues
+from eroica.impact import Pricer
+from eroica.job import format_ranks
+from eroica.localization import EXPECTED_BETA, Localization, Roles
+from eroica.network import SlowTransfer
+from eroica.pattern import Function, Stacked
+from eroica.utilisation import MU_SOURCES
+
+ESTABLISHED_COVERAGE = 0.8
+"""Share of the excess that a cause must cover to be called established (design section 4)."""
+SUPPORTED_COVERAGE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A finding before it has a number."""
+
+    cause: Cause
+    scope: str
+    ranks: Indices
+    hosts: tuple[str, ...]
+    steps: str
+    function: int | None
+    impact: Impact
+    coverage: float
+    evidence: tuple[Evidence, ...]
+    link: str | None = None
+    network: SlowTransfer | None = None
+
+
+def name_of(function: Function) -> FunctionName:
+    """The function as people read it; a kernel is placed by the user's line that launches it."""
+    return FunctionName(
+        function.kind,
+        function.name,
+        function.location,
+        function.user_location or function.launched_at,
+        function.user_function,
+    )
+
+
+def readable_s(seconds: float) -> str:
+    """Seconds with three digits and a fitting unit."""
+    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def pattern_of(stacked: Stacked, rows: Indices, function: int | None) -> PatternValues:
+    """Medians of a function's pattern over these rows; empty without a function."""
+    if function is None or not len(rows):
+        return PatternValues()
+    mu, sigma = stacked.mu[rows, function], stacked.sigma[rows, function]
+    source = int(np.bincount(stacked.mu_source[rows, function]).argmax())
+    return PatternValues(
+        float(np.median(stacked.beta[rows, function])),
+        float(np.nanmedian(mu)) if np.isfinite(mu).any() else None,
+        float(np.nanmedian(sigma)) if np.isfinite(sigma).any() else None,
+        MU_SOURCES[source] or None,
+    )
+
+
+def excess_draft(
+    stacked: Stacked, excess: Excess, pricer: Pricer, iteration_s: float, all_excesses: Sequence[Excess] = ()
+) -> Draft:
+    """An excess of own time, priced. `all_excesses`: those of all findings, one of which may hide another."""
+    evidence = []
+    others = [
+        (e.ranks, np.full(len(e.ranks), e.seconds))
+        for e in all_excesses
+        if e is not excess and e.steps == "stable" and len(e.ranks)
+    ]
+    named = stacked.functions[excess.function] if excess.function is not None else None
+    where = f" in {named.name}" if named is not None else ""
+    if excess.steps == "stable":
+        impact = (
+            pricer.less(excess.ranks, np.full(len(excess.ranks), excess.seconds), others)
+            if excess.scope != "all"
+            else Impact(excess.seconds, excess.seconds / iteration_s, "pattern")
+        )
+        who, amount = format_ranks(stacked.ranks[excess.ranks].tolist()), readable_s(excess.seconds)
+        if excess.scope == "rank":
+            text = (
+                f"own time of rank {who} exceeds its peers' by {amount} per iteration{where}, "
+                f"in {excess.share_of_steps:.0%} of the steps"
+            )
+        elif excess.scope == "group":
+            text = f"ranks {who} do {amount} more own work per iteration than the other roles{where}"
+        else:
+            text = f"all ranks take {amount} longer per iteration than in the healthy window{where}"
+    else:
+        impact = pricer.without_peaks(excess.ranks)
+        text = (
+            f"single steps take longer{where}: {excess.share_of_steps:.0%} of the steps, "
+            f"{readable_s(excess.seconds)} per iteration on average, "
+            f"on {'one rank' if len(excess.ranks) else 'changing ranks'}"
+        )
+    evidence.append(
+        Evidence(
+            text,
+            "ledger",
+            {"excess_s": excess.seconds, "share_of_steps": excess.share_of_steps, "coverage": excess.coverage},
+        )
+    )
+    evidence.append(Evidence(excess.cause.because, "pattern", {}))
+    hosts = tuple(sorted({stacked.hosts[w] for w in excess.ranks} - {""})) if excess.scope == "rank" else ()
+    return Draft(
+        excess.cause,
+        excess.scope,
+        excess.ranks,
+        hosts,
+        excess.steps,
+        excess.function,
+        impact,
+        excess.coverage,
+        tuple(evidence),
+    )
+
+
+def network_draft(stacked: Stacked, slow: SlowTransfer, iteration_s: float, waits: Float64s) -> Draft:
+    """A slow transfer, priced. `waits`: (W,) seconds that each rank waits per iteration."""
+    names = [stacked.joined.channels[c] for c in slow.channels]
+    shown = ", ".join(f"{n.key} ({n.description})" if n.description else n.key for n in names[:4]) + (
+        f" and {len(names) - 4} more" if len(names) > 4 else ""
+    )
+    reference = "those of groups of the same shape" if slow.reference == "siblings" else "in the healthy window"
+    evidence = [
+        Evidence(
+            f"transfers of group{'s' if len(names) > 1 else ''} {shown} "
+            f"take {slow.ratio:.2f} times as long as {reference}",
+            "ledger",
+            {"ratio": slow.ratio, "exposed_excess_s": slow.seconds},
+        ),
+        Evidence(
+            "a transfer is the shortest duration among the members, so that no member's lateness is in it",
+            "ledger",
+            {},
+        ),
+    ]
+    if slow.undecided:
+        evidence.append(Evidence(slow.undecided, "ledger", {}))
+    link = None
+    if slow.on_one_host:
+        cause = Cause("intra_node_link", False, "the slow groups stay within a host", ())
+    elif slow.scope == "host":
+        cause = Cause(
+            "nic_or_host_network", not slow.undecided, "all groups through this host are slow, and no other", ()
+        )
+    elif slow.scope == "link":
+        link = "-".join(slow.hosts)
+        cause = Cause(
+            "fabric_contention",
+            not slow.undecided,
+            "all groups over this pair of hosts are slow, and other groups of these hosts are not",
+            (),
+        )
+    else:
+        cause = Cause("fabric_contention", False, "groups tell no host or link apart", ())
+    function = _collective_function(stacked, slow)
+    seconds = slow.seconds
+    slowed = np.unique(np.concatenate([_members(stacked, c) for c in slow.channels]))
+    rest = np.setdiff1d(np.arange(len(stacked)), slowed)
+    if len(rest):
+        # Part of a slow transfer may hide behind slack; what it costs is what the other ranks wait for these.
+        seconds = min(seconds, max(float(np.median(waits[rest]) - np.median(waits[slowed])), 0.0))
+    impact = Impact(seconds, seconds / iteration_s if iteration_s else None, "ledger")
+    return Draft(
+        cause,
+        slow.scope,
+        slow.ranks,
+        slow.hosts,
+        "stable",
+        function,
+        impact,
+        0.9 if not slow.undecided else 0.4,
+        tuple(evidence),
+        link,
+        slow,
+    )
+
+
+def _members(stacked: Stacked, channel: int) -> Indices:
+    joined = stacked.joined
+    return np.unique(joined.rank[joined.channel[joined.which] == channel]).astype(np.intp)
+
+
+def _collective_function(stacked: Stacked, slow: SlowTransfer) -> int | None:
+    descriptions = {stacked.joined.channels[c].description for c in slow.channels}
+    columns = [
+        k
+        for k, f in enumerate(stacked.functions)
+        if f.activity == Activity.COLLECTIVE
+        and (any(d and f"[{d}]" in f.name for d in descriptions) or descriptions == {""})
+    ]
+    columns = columns or [k for k, f in enumerate(stacked.functions) if f.activity == Activity.COLLECTIVE]
+    return max(columns, key=lambda k: float(np.median(stacked.beta[slow.ranks, k])), default=None)
+
+
+def _confidence(draft: Draft, roles: Roles, partial: bool) -> str:
+    """How sure: by what the cause covers, by a signal of its own, by how many peers there are to compare with."""
+    level = 1 if draft.coverage >= SUPPORTED_COVERAGE else 2
+    if draft.cause.certain and draft.coverage >= ESTABLISHED_COVERAGE:
+        level = 0
+    if draft.cause.cause == "unknown":
+        level = 3 if draft.scope != "all" else 2
+    elif draft.scope == "rank" and len(draft.ranks):
+        peers = len(roles.members(int(roles.of[draft.ranks[0]]))) - len(draft.ranks)
+        # With a single peer either may be the odd one.
+        level = max(level, 2 if peers < 1 else 1 if peers < 2 else 0)
+    if partial:
+        level = min(level + 1, 3)
+    return ("established", "supported", "hypothesis", "unknown")[level]
+
+
+def finding_of(
+    stacked: Stacked, draft: Draft, roles: Roles, where: Localization, number: int, keys: Sequence[str], partial: bool
+) -> Finding:
+    """The finding with its number; `keys` name its evidence, `partial` says that some rank's data are incomplete."""
+    rows, function = draft.ranks, draft.function
+    peers = PatternValues()
+    expected = PatternValues()
+    distance = delta = None
+    if function is not None:
+        role = int(roles.of[rows[0]]) if len(rows) else 0
+        mu, sigma = where.peer_mu[role, function], where.peer_sigma[role, function]
+        peers = PatternValues(
+            float(where.peer_beta[role, function]),
+            float(mu) if np.isfinite(mu) else None,
+            float(sigma) if np.isfinite(sigma) else None,
+        )
+        if draft.scope == "group" and draft.network is None:
+            peers = pattern_of(stacked, np.setdiff1d(np.arange(len(stacked), dtype=np.intp), rows), function)
+        expected = PatternValues(EXPECTED_BETA[stacked.functions[function].activity][1])
+        if len(rows):
+            distance, delta = (
+                float(np.median(where.distance[rows, function])),
+                float(np.median(where.delta[rows, function])),
+            )
+    device = None
+    if (
+        draft.scope == "rank"
+        and len(rows) == 1
+        and draft.cause.cause in ("gpu_throttle", "gpu_compute", "host_device_copy")
+    ):
+        host = stacked.hosts[rows[0]]
+        if host and stacked.device_models[rows[0]]:
+            # Ranks of a host use its devices in order, as launchers number them.
+            device = f"{host}/gpu{sum(1 for w in range(rows[0]) if stacked.hosts[w] == host)}"
+    return Finding(
+        id=f"F{number}",
+        cause=draft.cause.cause,
+        scope=draft.scope,
+        ranks=format_ranks(stacked.ranks[rows].tolist()) if draft.scope != "rotating" else "",
+        hosts=draft.hosts,
+        steps=draft.steps,
+        function=name_of(stacked.functions[function]) if function is not None else None,
+        pattern=pattern_of(stacked, rows if len(rows) else np.arange(len(stacked), dtype=np.intp), function),
+        peers=peers,
+        expected=expected,
+        distance=distance,
+        delta=delta,
+        impact=draft.impact,
+        confidence=_confidence(draft, roles, partial),
+        evidence=tuple(keys),
+        ruled_out=draft.cause.ruled_out,
+        advice=ADVICE.get(draft.cause.cause, ADVICE["unknown"]),
+        device=device,
+        link=draft.link,
+    )

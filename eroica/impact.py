@@ -1,0 +1,85 @@
+"""What a finding costs: seconds per iteration that come back if its ranks were like their peers.
+
+By replay where the communications of a step can be re-timed (several groups, sends and receives), else by the ledger:
+in a
+job whose ranks all meet in one group an iteration lasts as long as its slowest own work. The method is part of the
+answer.
+Used by `draft` and `diagnosis`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from eroica import replay
+from eroica.blame import Indices
+from eroica.collectives import Float64s
+from eroica.findings import Impact
+from eroica.localization import Roles
+from eroica.pattern import Stacked
+
+
+def iteration_of(stacked: Stacked) -> float:
+    """Length of an iteration over all ranks, seconds; 0 if there is none."""
+    return float(np.median(stacked.iteration_s)) if len(stacked) else 0.0
+
+
+class Pricer:
+    """Impact of taking the excess of some ranks away: replay where it models the job, else the ledger."""
+
+    def __init__(self, stacked: Stacked, roles: Roles, iteration_s: float) -> None:
+        self._stacked = stacked
+        self._iteration_s = iteration_s
+        self._roles = roles
+        own = stacked.own_s
+        self._level = np.full(own.shape, np.nan)
+        for role in range(len(roles.names)):
+            members = roles.members(role)
+            self._level[members] = np.nanmedian(own[members], axis=0)
+        ledgers = [s.ledger for s in stacked.summaries]
+        channels = {c for ledger in ledgers for c in ledger.channels}
+        several = len(channels) > 1 or any(">" in c.key for c in channels)
+        self._replay = replay.prepare(ledgers) if several else None
+
+    def _share(self, seconds: float, method: str) -> Impact:
+        seconds = min(max(seconds, 0.0), self._iteration_s)
+        return Impact(seconds, seconds / self._iteration_s if self._iteration_s > 0 else None, method)
+
+    def less(self, ranks: Indices, seconds: Float64s, others: Sequence[tuple[Indices, Float64s]] = ()) -> Impact:
+        """What comes back without `seconds` (own time per iteration of each of `ranks`).
+
+        `others` are the excesses of other findings: where one of them hides this one (both are late for the same
+        collective, so mending one alone changes little), what this one costs once they are mended counts instead.
+        """
+        alone = self._length([]) - self._length([(ranks, seconds)])
+        last = self._length(others) - self._length([*others, (ranks, seconds)]) if others else alone
+        return self._share(max(alone, last), "replay" if self._replay is not None else "ledger")
+
+    def _length(self, less: Sequence[tuple[Indices, Float64s]]) -> float:
+        """Iteration without these excesses, up to a constant."""
+        stacked = self._stacked
+        taken = np.zeros(len(stacked))
+        for ranks, seconds in less:
+            taken[ranks] += seconds
+        if self._replay is not None:
+            culprits = np.flatnonzero(taken)
+            peers = {
+                int(w): np.setdiff1d(self._roles.members(int(self._roles.of[w])), culprits).tolist() for w in culprits
+            }
+            return self._replay.without({int(w): float(taken[w]) for w in culprits}, peers)
+        return self._maximum(stacked.own_s - taken[:, None])
+
+    def without_peaks(self, ranks: Indices | None) -> Impact:
+        """Each rank's steps held at its own median above its role's level: what rotating excess costs."""
+        own = self._stacked.own_s
+        usual = self._level + np.nanmedian(own - self._level, axis=1, keepdims=True)
+        after = own.copy()
+        rows = slice(None) if ranks is None or not len(ranks) else ranks
+        after[rows] = np.minimum(own[rows], usual[rows])
+        return self._share(self._maximum(own) - self._maximum(after), "ledger")
+
+    @staticmethod
+    def _maximum(own: Float64s) -> float:
+        return float(np.nanmean(np.nanmax(own, axis=0)))
