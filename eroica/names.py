@@ -208,4 +208,4 @@ def normal_kernel_name(name: str) -> str:
     if cut > 0:
         text = text[:cut]
     text = _NUMBERS.sub("", text.strip())
-    return (text or name)[:160] + functor[:80]
+    return (text or _ADDRESS.sub("", name))[:160] + functor[:80]
