@@ -274,10 +274,10 @@ def _print_text(text: str) -> None:
 
 def _say(message: str) -> None:
     """A sentence on stderr. File names and contents come from elsewhere: no escape sequence may reach the terminal."""
-    from eroica.untrusted import clean
+    from eroica.untrusted import escape
 
     with contextlib.suppress(OSError):
-        sys.stderr.write(clean(message, 2000) + "\n")
+        sys.stderr.write(escape(message) + "\n")
 
 
 def _write_reports(folder: Path, diagnosis: Diagnosis, detail: Detail) -> None:

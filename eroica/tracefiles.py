@@ -193,8 +193,6 @@ def _resolve(named: Sequence[Path], offered: Sequence[Path]) -> TraceSet:
     world_size = world_size or (
         max(sizes) if sizes else timeline.world_size([file.path for file in ranked if file.timeline])
     )
-    if ignored:
-        notes.append(f"{len(ignored)} files were ignored since they are no traces")
     return TraceSet(tuple(sorted(ranked, key=lambda file: file.rank)), world_size, tuple(notes), tuple(ignored))
 
 

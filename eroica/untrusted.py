@@ -79,9 +79,20 @@ def clean(value: object, limit: int = 200) -> str:
     return _clean(text[:_SCAN_CHARS] + ("..." if len(text) > _SCAN_CHARS else ""), limit)
 
 
+def escape(text: str, limit: int = 2000) -> str:
+    """A string fit for a terminal: control and invisible characters escaped, at most `limit` long, nothing taken out.
+
+    For what the user typed or owns, such as a path in a message: without it the message is of no use.
+    """
+    return _shortened(_INVISIBLE.sub(_escaped, text[:_SCAN_CHARS]), limit)
+
+
 @lru_cache(1024)  # a report shows the name of a function dozens of times
 def _clean(text: str, limit: int) -> str:
-    text = _INVISIBLE.sub(_escaped, redact(text))
+    return _shortened(_INVISIBLE.sub(_escaped, redact(text)), limit)
+
+
+def _shortened(text: str, limit: int) -> str:
     if len(text) > limit:
         head = max(1, (limit - 3) * 2 // 3)
         text = text[:head] + "..." + text[len(text) - max(0, limit - 3 - head) :]
