@@ -125,7 +125,7 @@ class CriticalPath:
 
 def _step_number(name: str) -> int:
     digits = name.rpartition("#")[2]
-    return int(digits) if digits.isdigit() else -1
+    return int(digits) if digits.isascii() and digits.isdecimal() and len(digits) < 19 else -1
 
 
 def _named(trace: Trace, prefix: str, categories: tuple[Category, ...]) -> npt.NDArray[np.intp]:
@@ -219,13 +219,21 @@ def _thread_activity(trace: Trace, rows: npt.NDArray[np.intp], tree: Nest, strin
     owns[category == Category.OVERHEAD] = Owns.NOBODY
     index = np.arange(len(rows), dtype=np.int32)
     is_frame = category == Category.PYTHON
-    phase = inherit(np.where(own_phase > 0, own_phase, -1).astype(np.int32), tree.parent, tree.depth)
+    nothing = np.int32(-1)
+    phase, frame, user, owner, hiding = inherit(
+        [
+            np.where(own_phase > 0, own_phase, nothing),
+            np.where(is_frame & (owns != Owns.PARENT) & _has_location(trace, rows), index, nothing),
+            np.where(is_frame & plain.is_user[name], index, nothing),
+            np.where(owns == Owns.PARENT, nothing, index),
+            # The profiler's frames hide all that they call.
+            np.where(owns == Owns.NOBODY, np.int32(1), nothing),
+        ],
+        tree.parent,
+        tree.depth,
+    )
     phase[phase < 0] = 0
-    frame = inherit(np.where(is_frame & (owns != Owns.PARENT) & _has_location(trace, rows), index, -1).astype(np.int32), tree.parent, tree.depth)
-    user = inherit(np.where(is_frame & plain.is_user[name], index, -1).astype(np.int32), tree.parent, tree.depth)
-    owner = inherit(np.where(owns == Owns.PARENT, -1, index).astype(np.int32), tree.parent, tree.depth)
-    # The profiler's frames hide all that they call.
-    hidden = inherit(np.where(owns == Owns.NOBODY, 1, -1).astype(np.int32), tree.parent, tree.depth) == 1
+    hidden = hiding == 1
     activity = np.empty(len(rows), np.int32)
     for kind, of_category in _CATEGORY_ACTIVITY.items():
         activity[category == kind] = of_category

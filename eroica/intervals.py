@@ -5,7 +5,10 @@ Times are integer nanoseconds; an interval is [start, end). Nothing here knows w
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -106,31 +109,63 @@ class Nest:
 def nest(starts: Int64s, ends: Int64s) -> Nest:
     """Tree of the events of one thread, sorted by (start, -duration); events of no length must be left out.
 
-    A child that outlives its parent (pytorch/pytorch#174555) is cut at the parent's end. Linear but for one sort: the owner
-    after a boundary is the latest start at the depth that the boundary leaves.
+    A child that outlives its parent (pytorch/pytorch#174555) is cut at the parent's end. Linear but for sorts of runs:
+    the owner after a boundary is the latest start at the depth that the boundary leaves.
     """
     tree = _nest(starts, ends)
-    if len(starts) and bool(_outlives(ends, tree).any()):
-        tree = _nest(starts, _cut_at_parents(starts, ends))
+    if len(starts):
+        crossing = np.flatnonzero((tree.parent >= 0) & (ends > ends[np.maximum(tree.parent, 0)]))
+        if len(crossing):
+            tree = _nest(starts, _cut_at_parents(starts, ends, tree.parent, crossing))
     return tree
 
 
-def _outlives(ends: Int64s, tree: Nest) -> npt.NDArray[np.bool_]:
-    return (tree.parent >= 0) & (ends > ends[np.maximum(tree.parent, 0)])
+def _cut_at_parents(
+    starts: Int64s, ends: Int64s, parent: npt.NDArray[np.int32], crossing: npt.NDArray[np.intp]
+) -> Int64s:
+    """Ends, none behind that of the event around it; `crossing`: events that end after their `parent` by `_nest`.
 
-
-def _cut_at_parents(starts: Int64s, ends: Int64s) -> Int64s:
-    """Ends, none behind that of the event around it. A plain walk: one crossing event shifts the depth of all that follow, so
-    they cannot be mended together, and traces with crossings are few."""
-    cut = ends.tolist()
-    open_ends: list[int] = []
-    for k, start in enumerate(starts.tolist()):
-        while open_ends and open_ends[-1] <= start:
-            open_ends.pop()
-        if open_ends and cut[k] > open_ends[-1]:
-            cut[k] = open_ends[-1]
-        open_ends.append(cut[k])
-    return np.array(cut, np.int64)
+    A plain walk, but only where needed. A crossing event shifts the depth that `_nest` counts until it ends, so
+    `parent` is right up to the first crossing event, and again once that has ended and all that began meanwhile has
+    ended too. In between, an event inside of which no shift ends and nothing crosses is passed over with all of it.
+    """
+    cut = ends.copy()
+    # Items of a memoryview are plain integers; lists of all would take more memory than the columns.
+    start_of, end_of, parent_of = starts.data, cut.data, parent.data
+    suspects = crossing.tolist()
+    k = 0
+    for first in suspects:
+        if first < k:
+            continue
+        open_ends: list[int] = []
+        above = parent_of[first]
+        while above >= 0:
+            open_ends.append(end_of[above])
+            above = parent_of[above]
+        open_ends.reverse()
+        before = len(open_ends)
+        shifted_until: list[int] = []
+        k = first
+        while k < len(starts):
+            start, end = start_of[k], end_of[k]
+            while open_ends and open_ends[-1] <= start:
+                open_ends.pop()
+            before = min(before, len(open_ends))
+            shifted_until = [instant for instant in shifted_until if instant > start]
+            following = suspects[bisect_left(suspects, k)] if k <= suspects[-1] else len(starts)
+            if len(open_ends) == before and not shifted_until and following > k:
+                break
+            if open_ends and end > open_ends[-1]:
+                shifted_until.append(end)
+                end_of[k] = end = open_ends[-1]
+            elif all(instant >= end for instant in shifted_until):
+                after = bisect_left(start_of, end, k + 1)
+                if following >= after:
+                    k = after
+                    continue
+            open_ends.append(end)
+            k += 1
+    return cut
 
 
 def _nest(starts: Int64s, ends: Int64s) -> Nest:
@@ -138,39 +173,50 @@ def _nest(starts: Int64s, ends: Int64s) -> Nest:
     if not n:
         empty32 = np.empty(0, np.int32)
         return Nest(empty32, empty32, starts, ends, empty32)
-    sorted_ends = np.sort(ends)
-    # Ends come before starts at the same instant, so that neighbours do not nest.
-    start_at = np.arange(n) + np.searchsorted(sorted_ends, starts, side="right")
-    end_at = np.arange(n) + np.searchsorted(starts, sorted_ends, side="left")
-    times = np.empty(2 * n, np.int64)
-    times[start_at], times[end_at] = starts, sorted_ends
-    step = np.full(2 * n, -1, np.int32)
-    step[start_at] = 1
-    event = np.full(2 * n, -1, np.int32)
-    event[start_at] = np.arange(n)
-    depth = np.cumsum(step, dtype=np.int32)
+    # Ends come before starts at the same instant, so that neighbours do not nest. A stable sort merges ascending runs.
+    times = np.concatenate([np.sort(ends), starts])
+    event = np.argsort(times, kind="stable").astype(np.int32)
+    times = times[event]
+    event -= n
+    is_start = event >= 0
+    depth = np.cumsum(np.where(is_start, np.int8(1), np.int8(-1)), dtype=np.int32)
     # Latest start with the same depth, by a stable sort on depth (radix on small integers) and a running maximum.
-    order = np.argsort(depth.astype(np.uint16), kind="stable")
-    latest = np.maximum.accumulate(np.where(event[order] >= 0, np.arange(2 * n), 0))
+    order = _by_depth(depth)
+    latest = np.arange(2 * n, dtype=np.int32)
+    latest *= is_start[order]
+    np.maximum.accumulate(latest, out=latest)
     owner = np.empty(2 * n, np.int32)
-    owner[order] = event[order][latest]
+    owner[order] = event[order[latest]]
+    del order, latest, event
     owner[depth <= 0] = -1
-    before = np.concatenate([[np.int32(-1)], owner[:-1]])
-    parent = before[start_at]
+    depth = depth[is_start]
+    start_at = np.flatnonzero(is_start)
+    parent = owner[np.maximum(start_at - 1, 0)]
+    parent[start_at == 0] = -1
+    del start_at
     piece = np.flatnonzero((owner[:-1] >= 0) & (times[1:] > times[:-1]))
-    return Nest(parent, depth[start_at], times[piece], times[piece + 1], owner[piece])
+    return Nest(parent, depth, times[piece], times[piece + 1], owner[piece])
 
 
-def inherit(values: npt.NDArray[np.int32], parent: npt.NDArray[np.int32], depth: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-    """Each event's own value, or, where that is -1, the nearest ancestor's. Shapes (events,)."""
-    result = values.copy()
-    if not len(result):
-        return result
-    order = np.argsort(depth.astype(np.uint16), kind="stable")
-    edges = np.searchsorted(depth[order], np.arange(2, int(depth.max()) + 2))
-    for low, high in zip(edges[:-1], edges[1:], strict=True):
+def _by_depth(depth: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """Stable order by depth; numpy sorts integers of 8 and 16 bits by radix."""
+    small = depth.astype(np.uint8) if len(depth) and depth.min() >= 0 and depth.max() < 256 else depth.astype(np.uint16)
+    return np.argsort(small, kind="stable").astype(np.int32)
+
+
+def inherit(
+    labels: Sequence[npt.NDArray[np.int32]], parent: npt.NDArray[np.int32], depth: npt.NDArray[np.int32]
+) -> list[npt.NDArray[np.int32]]:
+    """For each label: each event's own value, or, where that is -1, the nearest ancestor's. Shapes (events,)."""
+    results = [values.copy() for values in labels]
+    if not len(depth):
+        return results
+    order = _by_depth(depth)
+    edges = np.cumsum(np.bincount(depth))
+    for low, high in pairwise(edges[1:]):
         rows = order[low:high]
-        rows = rows[result[rows] < 0]
         up = parent[rows]
-        result[rows] = np.where(up >= 0, result[np.maximum(up, 0)], -1)
-    return result
+        for result in results:
+            own = result[rows]
+            result[rows] = np.where(own >= 0, own, result[up])
+    return results
