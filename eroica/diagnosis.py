@@ -108,12 +108,16 @@ def _consequences(stacked: Stacked, blamed: set[int], waits: Float64s, iteration
     )  # fmt: skip
 
 
-def _coverage(stacked: Stacked, context: Context) -> Coverage:
+def _coverage(stacked: Stacked, roles: Roles, context: Context) -> Coverage:
     summaries = stacked.summaries
     missing = sorted(set(range(stacked.world_size)) - set(stacked.ranks.tolist()))
     if stacked.world_size - len(stacked) != len(missing):
         missing = []
-    partial = sorted({s.rank for s in summaries if s.coverage.partial} | set(context.partial_ranks))
+    unlike = sorted(
+        {w for r, name in enumerate(roles.names) if name.endswith("incomplete records") for w in roles.members(r)}
+    )
+    lost = {s.rank for s in summaries if s.coverage.partial} | {summaries[w].rank for w in unlike}
+    partial = sorted(lost | set(context.partial_ranks))
     explained = float(np.mean([s.coverage.explained for s in summaries])) if summaries else 0.0
     notes = list(context.notes)
     if summaries:
@@ -130,10 +134,10 @@ def _coverage(stacked: Stacked, context: Context) -> Coverage:
             by_note.setdefault(note, []).append(s.rank)
     notes.extend(f"rank {format_ranks(ranks)}: {note}" for note, ranks in by_note.items())
     has_device = [s.coverage.has_device for s in summaries]
-    if any(has_device) and not all(has_device):
+    if unlike:
         notes.append(
-            f"ranks {format_ranks(s.rank for s in summaries if not s.coverage.has_device)} hold no device events while "
-            "others do: they cannot be compared"
+            f"ranks {format_ranks(summaries[w].rank for w in unlike)} hold far fewer device events than their peers: "
+            "part of their records is missing, so they are not compared with the others"
         )
     if len(summaries) > 1 and all(has_device) and not any(s.coverage.num_collectives for s in summaries):
         notes.append("no communication was recognised on any rank: waiting cannot be told from work")
@@ -179,7 +183,7 @@ def diagnose_in_detail(stacked: Stacked, context: Context | None = None) -> tupl
     iteration_s = iteration_of(stacked)
     roles = roles_of(stacked) if len(stacked) else Roles(np.empty(0, np.int32), (), "functions")
     where = localize_stacked(stacked, roles, context.baseline)
-    coverage = _coverage(stacked, context)
+    coverage = _coverage(stacked, roles, context)
     waits, transfer = waits_of(stacked) if len(stacked) else (np.empty(0), np.empty(0))
     usable = len(stacked) >= 2 and coverage.explained_share >= LEAST_EXPLAINED and iteration_s > 0
     drafts = _drafts(stacked, roles, where, context, iteration_s, waits) if usable else []

@@ -87,28 +87,29 @@ def excess_draft(
     ]
     named = stacked.functions[excess.function] if excess.function is not None else None
     where = f" in {named.name}" if named is not None else ""
-    if excess.steps == "stable":
-        impact = (
-            pricer.less(excess.ranks, np.full(len(excess.ranks), excess.seconds), others)
-            if excess.scope != "all"
-            else Impact(excess.seconds, excess.seconds / iteration_s, "pattern")
+    who, amount = format_ranks(stacked.ranks[excess.ranks].tolist()), readable_s(excess.seconds)
+    if excess.activity is None:
+        # Idle time is no own work that could be taken out; the peers wait for about as long as it lasts.
+        impact = Impact(excess.seconds, excess.seconds / iteration_s, "ledger")
+        text = (
+            f"{f'rank {who} idles' if who else 'changing ranks idle'} for {amount} per iteration while the others wait"
         )
-        who, amount = format_ranks(stacked.ranks[excess.ranks].tolist()), readable_s(excess.seconds)
+    elif excess.scope == "all":
+        impact = Impact(excess.seconds, excess.seconds / iteration_s, "pattern")
+        text = f"all ranks take {amount} longer per iteration than in the healthy window{where}"
+    elif excess.steps == "stable":
+        impact = pricer.less(excess.ranks, np.full(len(excess.ranks), excess.seconds), others)
+        text = f"ranks {who} do {amount} more own work per iteration than the other roles{where}"
         if excess.scope == "rank":
             text = (
                 f"own time of rank {who} exceeds its peers' by {amount} per iteration{where}, "
                 f"in {excess.share_of_steps:.0%} of the steps"
             )
-        elif excess.scope == "group":
-            text = f"ranks {who} do {amount} more own work per iteration than the other roles{where}"
-        else:
-            text = f"all ranks take {amount} longer per iteration than in the healthy window{where}"
     else:
         impact = pricer.without_peaks(excess.ranks)
         text = (
-            f"single steps take longer{where}: {excess.share_of_steps:.0%} of the steps, "
-            f"{readable_s(excess.seconds)} per iteration on average, "
-            f"on {'one rank' if len(excess.ranks) else 'changing ranks'}"
+            f"single steps take longer{where}: {excess.share_of_steps:.0%} of the steps, {amount} per iteration on "
+            f"average, on {'one rank' if len(excess.ranks) else 'changing ranks'}"
         )
     evidence.append(
         Evidence(

@@ -35,6 +35,8 @@ MEDIAN_ROWS = 1 << 16
 """Medians over more ranks than this are taken from an even sample: their standard error is below 1 % of the spread."""
 SIGNATURE_BETA = 0.03
 """Kernels with less of the critical path do not tell roles apart."""
+LOST_RECORDS = 0.5
+"""A rank with fewer kernels per iteration than this share of its role's median has lost device records."""
 SAME_ROLE = 0.7
 """Weighted overlap of the communication and kernels of two ranks from which they hold the same role."""
 
@@ -113,8 +115,30 @@ def roles_of(stacked: Stacked) -> Roles:
         labels = [
             f"{label}, {model or 'unknown device'}" for label, model in zip(labels, stacked.device_models, strict=True)
         ]
+    unlike = incomplete_ranks(stacked, labels)
+    labels = [f"{label}, incomplete records" if w in unlike else label for w, label in enumerate(labels)]
     names = sorted(set(labels), key=labels.index)
     return Roles(np.array([names.index(label) for label in labels], np.int32), tuple(names), by)
+
+
+def incomplete_ranks(stacked: Stacked, labels: Sequence[str]) -> set[int]:
+    """Rows whose device records are missing in whole or in good part: they look fast, and their peers slow beside them.
+
+    Seen where a profiler lost a buffer or a stream on some ranks only (pytorch/kineto#996, #1255, pytorch#130560).
+    `labels`: role of each rank by its other signs; only ranks of one role have about the same number of kernels.
+    """
+    counts = np.array([s.coverage.num_kernels for s in stacked.summaries]) / np.maximum(
+        [s.num_iterations for s in stacked.summaries], 1
+    )
+    unlike: set[int] = set()
+    for label in set(labels):
+        members = [w for w, own in enumerate(labels) if own == label]
+        usual = float(np.median(counts[members]))
+        unlike.update(w for w in members if counts[w] < LOST_RECORDS * usual)
+    has_device = [s.coverage.has_device for s in stacked.summaries]
+    if any(has_device):
+        unlike.update(w for w, has in enumerate(has_device) if not has)
+    return unlike if len(unlike) < len(stacked) else set()
 
 
 def _labels_by_function(stacked: Stacked) -> list[str]:

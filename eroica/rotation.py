@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from eroica.blame import HOST_SPREAD_FLOOR, SPREAD_FLOOR, Excess, is_host_only
 from eroica.causes import WORK_EXPLAINS, Cause, cause_of
+from eroica.collectives import Float64s
 from eroica.critical_path import Activity
 from eroica.localization import EFFECT_FLOOR, Roles, family_quantile
 from eroica.names import Phase
@@ -30,39 +31,69 @@ FEW_ROTATING = 3
 def rotating_excess(stacked: Stacked, roles: Roles, iteration_s: float, stable: Sequence[Excess]) -> Excess | None:
     """Excess of single steps that moves over ranks, or comes back on one rank every few steps; None if there is none.
 
-    Peaks of what a `stable` root does too much of anyway belong to that finding.
+    Peaks of what a `stable` root does too much of anyway belong to that finding. Where no own work peaks, idle time
+    may:
+    a hole that no event covers, which names no function and is a hypothesis at most.
     """
-    num_ranks, num_steps = stacked.own_s.shape
-    if num_steps < 4 or num_ranks < 2:
+    if stacked.own_s.shape[1] < 4 or len(stacked) < 2:
         return None
-    over = np.full((num_ranks, num_steps), np.nan)
-    for role in range(len(roles.names)):
-        members = roles.members(role)
-        if len(members) < 2:
-            continue
-        own = stacked.own_s[members]
-        level = own - np.nanmedian(own, axis=0)
-        over[members] = level - np.nanmedian(level, axis=1, keepdims=True)
+    over = _peaks(stacked.own_s, roles)
     kind = np.array([int(f.activity) for f in stacked.functions] + [-1])[stacked.top_function]
     for excess in stable:
         over[excess.ranks] = np.where(kind[excess.ranks] == excess.activity, np.nan, over[excess.ranks])
+    cells, mean_s = _moving(stacked, over, iteration_s)
+    if len(cells):
+        return _of_functions(stacked, over, cells, mean_s, iteration_s)
+    if is_host_only(stacked) or stable:
+        return None
+    idle = _peaks(stacked.length_s - stacked.own_s - stacked.exposed_s - stacked.waiting_s, roles)
+    # Late because of it: the others wait in these steps and this rank does not.
+    late = -_peaks(stacked.exposed_s + stacked.waiting_s, roles)
+    cells, mean_s = _moving(stacked, np.where(late >= 0.5 * idle, idle, 0.0), iteration_s)
+    if not len(cells):
+        return None
+    cause = Cause("unknown", False, "no event covers this time on the ranks that the others wait for", ())
+    share = len(np.unique(cells[:, 1])) / stacked.own_s.shape[1]
+    return Excess(np.empty(0, np.intp), "rotating", "rotating", None, None, mean_s, 0.0, share, cause)
+
+
+def _peaks(values: Float64s, roles: Roles) -> Float64s:
+    """(W, I) Each cell above its role in that step and above what is usual for that rank; NaN without peers."""
+    over = np.full(values.shape, np.nan)
+    for role in range(len(roles.names)):
+        members = roles.members(role)
+        if len(members) > 1:
+            level = values[members] - np.nanmedian(values[members], axis=0)
+            over[members] = level - np.nanmedian(level, axis=1, keepdims=True)
+    return over
+
+
+def _moving(stacked: Stacked, over: Float64s, iteration_s: float) -> tuple[npt.NDArray[np.intp], float]:
+    """Cells (row, step) that stick out, and what they cost per iteration; no cells where that is a hiccup or noise."""
+    none = np.empty((0, 2), np.intp)
     seen = over[np.isfinite(over)]
     if not len(seen):
-        return None
-    noise = 1.4826 * float(np.median(np.abs(seen)))
-    host_only = is_host_only(stacked)
-    limit = max(
-        3 * EFFECT_FLOOR * iteration_s,
-        family_quantile(len(seen)) * max(noise, (HOST_SPREAD_FLOOR if host_only else SPREAD_FLOOR) * iteration_s),
+        return none, 0.0
+    noise = max(
+        1.4826 * float(np.median(np.abs(seen))),
+        (HOST_SPREAD_FLOOR if is_host_only(stacked) else SPREAD_FLOOR) * iteration_s,
     )
+    limit = max(3 * EFFECT_FLOOR * iteration_s, family_quantile(len(seen)) * noise)
     cells = np.argwhere(np.nan_to_num(over) > limit)
-    if len(cells) < FEW_ROTATING:
-        return None
-    per_step = np.nanmax(np.where(np.isfinite(over), over, 0.0), axis=0)
     hit = np.unique(cells[:, 1])
-    mean_s = float(per_step[hit].sum()) / num_steps
-    if len(hit) < FEW_ROTATING or mean_s < 2 * EFFECT_FLOOR * iteration_s:
-        return None
+    if len(hit) < FEW_ROTATING:
+        return none, 0.0
+    per_step = np.nanmax(np.where(np.isfinite(over), over, 0.0), axis=0)
+    mean_s = float(per_step[hit].sum()) / over.shape[1]
+    return (cells, mean_s) if mean_s >= 2 * EFFECT_FLOOR * iteration_s else (none, 0.0)
+
+
+def _of_functions(
+    stacked: Stacked, over: Float64s, cells: npt.NDArray[np.intp], mean_s: float, iteration_s: float
+) -> Excess | None:
+    """The excess of these cells with the function that holds most of it; None if it is a busy host's jitter."""
+    hit = np.unique(cells[:, 1])
+    num_steps = over.shape[1]
     ranks, counts = np.unique(cells[:, 0], return_counts=True)
     functions = [int(stacked.top_function[w, i]) for w, i in cells]
     held = np.zeros(len(stacked.functions))
@@ -75,7 +106,7 @@ def rotating_excess(stacked: Stacked, roles: Roles, iteration_s: float, stable: 
     activity = stacked.functions[named].activity if named is not None else None
     # Preemption on a busy host hits any function; a cause hits one.
     if (
-        host_only
+        is_host_only(stacked)
         and (named is None or coverage < HOST_COVERAGE or _is_jitter(stacked, named, cells))
         and mean_s < JITTER_EFFECT * iteration_s
     ):
