@@ -835,6 +835,9 @@ EXPORT int eroica_scan_feed(scanner *s, const u8 *buf, int64_t start, int64_t en
     }
 }
 
+/* Changes with every change of this interface, so that a library left by an older build is not used. */
+EXPORT int eroica_scan_version(void) { return 1; }
+
 EXPORT int64_t eroica_scan_rows(const scanner *s) { return s->rows; }
 
 EXPORT void *eroica_scan_column(const scanner *s, int index) {

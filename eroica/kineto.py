@@ -255,7 +255,10 @@ def load(path: str | Path, engine: str = "auto", chunk_bytes: int = CHUNK_BYTES)
     """
     raw, inflater = open_text(path)
     with raw:
-        return _load(str(path), Text(inflater or raw, chunk_bytes), inflater, _engine(engine))
+        try:
+            return _load(str(path), Text(inflater or raw, chunk_bytes), inflater, _engine(engine))
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read to its end ({error.strerror})") from None
 
 
 def _engine(name: str) -> Engine:

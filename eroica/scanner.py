@@ -24,6 +24,8 @@ from eroica.records import CATEGORY_OF, COLUMNS, DECODER, Records, Rows, take_br
 _END, _BROKEN, _NO_MEMORY, _TOO_MANY = 1, 2, -1, -2
 _RECORDS, _ARGUMENTS = 0, 1
 _STRINGS, _TRACKS = 0, 1
+_VERSION = 1
+"""Of the interface of `_scan.c`."""
 _ENTRY = np.dtype([("hash", np.uint64), ("offset", np.int64), ("length", np.int32), ("escaped", np.int32)])
 _PIECE = np.dtype([("row", np.int64), ("offset", np.int64), ("length", np.int64), ("where", np.int64)])
 
@@ -41,6 +43,7 @@ def _library() -> ctypes.CDLL | None:
             "new": (pointer, [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_uint64]),
             "free": (None, [pointer]),
             "feed": (ctypes.c_int, [pointer, pointer, number, number, ctypes.c_int, number, out, out]),
+            "version": (ctypes.c_int, []),
             "rows": (number, [pointer]),
             "column": (pointer, [pointer, ctypes.c_int]),
             "release": (None, [pointer, ctypes.c_int]),
@@ -54,7 +57,8 @@ def _library() -> ctypes.CDLL | None:
                 function.restype, function.argtypes = result, arguments
         except AttributeError:
             continue
-        return library
+        if library.eroica_scan_version() == _VERSION:
+            return library
     return None
 
 

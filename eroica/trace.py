@@ -178,12 +178,13 @@ def read_all(traces: TraceSet) -> Iterator[Trace]:
     """Each file of the set in rank order, one at a time: memory does not grow with the number of ranks."""
     timelines: dict[str, dict[int | None, Trace]] = {}
     for file in traces.files:
-        if not file.timeline:
-            yield read_trace(file.path, rank=file.rank)
-            continue
-        if file.path not in timelines:
-            timelines = {file.path: {trace.rank: trace for trace in read_timeline(file.path)}}
-        yield timelines[file.path].pop(file.rank)
+        if file.timeline:
+            if file.path not in timelines:
+                timelines = {file.path: {trace.rank: trace for trace in read_timeline(file.path)}}
+            trace = timelines[file.path].pop(file.rank)
+        else:
+            trace = read_trace(file.path, rank=file.rank)
+        yield trace if trace.world_size else replace(trace, world_size=traces.world_size)
 
 
 def _ordered(columns: dict[str, npt.NDArray[Any]], losses: Losses) -> tuple[dict[str, npt.NDArray[Any]], Int32s]:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eroica import kineto, scanner
-from eroica.errors import DataError
+from eroica.errors import DataError, UserError
 from eroica.records import COLUMNS, Records
 from tests.traces import LAYOUTS, TRACES, document, event, kernel, write
 
@@ -211,3 +211,12 @@ def test_the_scanner_ignores_keys_inside_values(tmp_path: Path) -> None:
 
     assert kineto.load(path, "fast").columns["correlation"].tolist() == [3]
     assert_same(path)
+
+
+def test_without_the_scanner_everything_is_read_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "a.json", document([event(), kernel()]))
+    monkeypatch.setattr(scanner, "available", lambda: False)
+
+    assert len(kineto.load(path).columns["ts_ns"]) == 2
+    with pytest.raises(UserError, match="the C scanner is not built"):
+        kineto.load(path, "fast")
