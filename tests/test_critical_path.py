@@ -52,7 +52,7 @@ def host_event(kind: str, k: int, span: tuple[int, int]) -> Event:
 
 
 def brute_force(compute: Spans, memory: Spans, collectives: Spans, host: Spans, kinds: list[str]) -> Owned:
-    """Instant by instant: the strongest kind, and within it the earliest sibling, or on the host the innermost event."""
+    """Instant by instant: the strongest kind, of that the earliest sibling, or on the host the innermost event."""
     total: Counter[tuple[str, str]] = Counter()
 
     def first(some: Spans, t: int) -> int | None:
