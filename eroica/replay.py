@@ -22,6 +22,8 @@ MAX_NODES = 200_000
 """Communications replayed at most; beyond it the ledger prices findings."""
 TOLERANCE = 0.03
 """A replay whose length differs more than this from the recorded one does not model the job."""
+LOOK_BACK = 8
+"""Communications before an entry that are checked to be done; older ones were waited for by these."""
 BLOCKING_SHARE = 0.5
 """A communication of which work hides less than this blocks the rank that entered it."""
 
@@ -128,11 +130,8 @@ def _time(ledgers: Sequence[Ledger], step: int, cuts: Mapping[int, Float64s]) ->
             k = next_op[w]
             last = k == len(mine)
             # What had been done before this entry in the recording must be done now; what was in flight need not.
-            must = (
-                range(max(k - 8, 0), k)
-                if last
-                else range(max(k - 8 - int(ledger.in_flight[mine[k]]), 0), k - int(ledger.in_flight[mine[k]]))
-            )
+            reached = k if last else k - int(ledger.in_flight[mine[k]])
+            must = range(max(reached - LOOK_BACK, 0), max(reached, 0))
             missing = next((keys[w][j] for j in must if keys[w][j] not in done), None)
             if missing is not None:
                 waiting[missing].append(w)
