@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -119,6 +120,19 @@ class Summary:
     coverage: Coverage
 
 
+def _numbered(codes: npt.NDArray[np.integer], size: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """Distinct codes in ascending order, and the place of each code among them. Codes are in 0..size-1.
+
+    `np.unique` sorts, which for a million spans takes longer than reading them; few codes are merely marked.
+    """
+    if size > max(4 * len(codes), 1 << 20):
+        unique, back = np.unique(codes, return_inverse=True)
+        return unique.astype(np.intp), back
+    used = np.zeros(size, bool)
+    used[codes] = True
+    return np.flatnonzero(used), (np.cumsum(used) - 1)[codes]
+
+
 def _texts(trace: Trace, path: CriticalPath) -> tuple[Int32s, list[tuple[str, str | None]]]:
     """Per span the id of its (text, own location), so that names that differ only in noise meet."""
     table: dict[tuple[str, str | None], int] = {}
@@ -128,7 +142,7 @@ def _texts(trace: Trace, path: CriticalPath) -> tuple[Int32s, list[tuple[str, st
     name = trace.name[path.event]
     for is_device in (True, False):
         rows = np.flatnonzero((device == is_device) & ~collective)
-        unique, back = np.unique(name[rows], return_inverse=True)
+        unique, back = _numbered(name[rows], len(trace.strings))
         numbers = np.empty(len(unique), np.int32)
         for k, string in enumerate(unique):
             text = trace.strings[string]
@@ -166,7 +180,7 @@ def _locations(trace: Trace, frames: Int32s) -> tuple[Int32s, list[str | None], 
     functions: list[str | None] = [None]
     ids = np.zeros(len(frames), np.int32)
     known = frames >= 0
-    unique, back = np.unique(trace.name[frames[known]], return_inverse=True)
+    unique, back = _numbered(trace.name[frames[known]], len(trace.strings))
     numbers = np.empty(len(unique), np.int32)
     table: dict[str, int] = {}
     for k, string in enumerate(unique):
@@ -196,40 +210,48 @@ def _patterns(trace: Trace, path: CriticalPath, samples: Samples | None) -> tupl
     frame, frames, _ = _locations(trace, path.frame)
     user, users, user_functions = _locations(trace, path.user_frame)
     on_device = np.isin(path.activity, (Activity.COMPUTE, Activity.MEMORY, Activity.COLLECTIVE))
-    key = path.activity.astype(np.int64) << 56 | text.astype(np.int64) << 36
-    key[~on_device] |= frame[~on_device].astype(np.int64) << 18 | user[~on_device].astype(np.int64)
-    keys, group = np.unique(key, return_inverse=True)
+    what, what_of = _numbered(path.activity.astype(np.intp) * len(texts) + text, NUM_ACTIVITIES * len(texts))
+    where, where_of = _numbered(
+        np.where(on_device, 0, frame.astype(np.intp) * len(users) + user), len(frames) * len(users)
+    )
+    keys, group = _numbered(what_of * len(where) + where_of, len(what) * len(where))
+    del what_of, where_of
     owned = np.bincount(group, weights=path.owned_ns, minlength=len(keys))
     order = np.argsort(-owned, kind="stable")[:MAX_FUNCTIONS]
     cutoff = float(np.sort(owned)[::-1][MAX_FUNCTIONS] / window_ns) if len(keys) > MAX_FUNCTIONS else 0.0
 
     mean, spread, source = utilisation_of(trace, path, samples)
-    weight = np.where(np.isfinite(mean), path.owned_ns, 0).astype(np.float64)
-    value = np.nan_to_num(mean)
-    total = np.bincount(group, weights=weight, minlength=len(keys))
+    measured = np.flatnonzero(np.isfinite(mean))
+    of_measured = group[measured]
+    weight, value, inside = path.owned_ns[measured].astype(np.float64), mean[measured], spread[measured]
+    total = np.bincount(of_measured, weights=weight, minlength=len(keys))
     with np.errstate(invalid="ignore", divide="ignore"):
-        mu = np.bincount(group, weights=weight * value, minlength=len(keys)) / total
+        mu = np.bincount(of_measured, weights=weight * value, minlength=len(keys)) / total
         over = np.sqrt(
-            np.maximum(np.bincount(group, weights=weight * value**2, minlength=len(keys)) / total - mu**2, 0)
+            np.maximum(np.bincount(of_measured, weights=weight * value**2, minlength=len(keys)) / total - mu**2, 0)
         )
-        inner_weight = np.where(np.isfinite(spread), weight, 0)
-        inner = np.bincount(group, weights=inner_weight * np.nan_to_num(spread), minlength=len(keys)) / np.bincount(
-            group, weights=inner_weight, minlength=len(keys)
-        )
+        inner_weight = np.where(np.isfinite(inside), weight, 0)
+        inner = np.bincount(
+            of_measured, weights=inner_weight * np.nan_to_num(inside), minlength=len(keys)
+        ) / np.bincount(of_measured, weights=inner_weight, minlength=len(keys))
     sigma = np.where(np.isfinite(inner), inner, over)
     group_source = np.zeros(len(keys), np.uint8)
-    np.maximum.at(group_source, group, source)
+    np.maximum.at(group_source, of_measured, source[measured])
+    del mean, spread, source
 
-    _, first = np.unique(path.event.astype(np.int64) * (len(keys) + 1) + group, return_index=True)
+    first = _first_spans(path.event, group, len(trace), len(keys))
     executions = np.bincount(group[first], minlength=len(keys)) / max(count, 1)
     asked = trace.work[path.event[first]]
     told = asked >= 0
     work = np.bincount(group[first][told], weights=asked[told], minlength=len(keys)) / max(count, 1)
     work[np.bincount(group[first][told], minlength=len(keys)) == 0] = np.nan
 
+    # Numpy sorts integers of 16 bits by radix.
+    by_group = np.argsort(group.astype(np.uint16) if len(keys) <= 1 << 16 else group, kind="stable")
+    edges = np.append(0, np.cumsum(np.bincount(group, minlength=len(keys))))
     functions = []
     for g in order:
-        mine = np.flatnonzero(group == g)
+        mine = by_group[edges[g] : edges[g + 1]]
         heaviest = mine[path.owned_ns[mine].argmax()]
         activity = Activity(int(path.activity[heaviest]))
         name, location = texts[text[heaviest]]
@@ -265,13 +287,30 @@ def _patterns(trace: Trace, path: CriticalPath, samples: Samples | None) -> tupl
     place[order] = np.arange(len(order))
     of_span = place[group]
     shape = (len(order), count)
-    told_spans = of_span >= 0
-    seconds = np.zeros(shape)
-    np.add.at(seconds, (of_span[told_spans], path.iteration[told_spans]), path.owned_ns[told_spans] / 1e9)
-    asked_spans = first[told & told_spans[first]]
-    step_work = np.zeros(shape)
-    np.add.at(step_work, (of_span[asked_spans], path.iteration[asked_spans]), trace.work[path.event[asked_spans]])
+    rows = np.flatnonzero(of_span >= 0)
+    seconds = _sums(of_span[rows], path.iteration[rows], path.owned_ns[rows] / 1e9, shape)
+    rows = first[told & (of_span[first] >= 0)]
+    step_work = _sums(of_span[rows], path.iteration[rows], trace.work[path.event[rows]], shape)
     return patterns, _peaks(seconds, step_work, np.array([f.activity in OWN_WORK for f in functions], bool))
+
+
+def _first_spans(event: Int32s, group: npt.NDArray[np.intp], num_events: int, num_groups: int) -> npt.NDArray[np.intp]:
+    """The first span of each event in each group, in no order. Nearly all events have all spans in one group."""
+    number = np.arange(len(event), dtype=np.int32)
+    first_of = np.empty(num_events, np.int32)
+    # Of several values for one place the last one stays.
+    first_of[event[::-1]] = number[::-1]
+    leading = first_of[event]
+    elsewhere = np.flatnonzero(group[leading] != group)
+    _, among = np.unique(event[elsewhere].astype(np.int64) * (num_groups + 1) + group[elsewhere], return_index=True)
+    return np.concatenate([np.flatnonzero(leading == number), elsewhere[among]])
+
+
+def _sums(row: npt.NDArray[np.integer], column: Int32s, values: npt.NDArray[Any], shape: tuple[int, int]) -> Float64s:
+    """Totals of `values` by (row, column)."""
+    flat = row.astype(np.intp) * shape[1] + column
+    totals = np.bincount(flat, weights=values.astype(np.float64), minlength=shape[0] * shape[1])
+    return totals.astype(np.float64, copy=False).reshape(shape)
 
 
 def _peaks(seconds: Float64s, work: Float64s, own: npt.NDArray[np.bool_]) -> Peaks:
