@@ -5,14 +5,15 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CODE := $(wildcard eroica mcp_server tests evals bench)
 
-.PHONY: help demo test test-full check bench lint format clean
+.PHONY: help demo test test-full check bench evals lint format clean
 
 help:
 	@echo 'make demo    a real four-rank training with a planted fault, diagnosed'
 	@echo 'make test    every test, the demos included'
-	@echo 'make test-full   the same, and the report in a real browser (needs Chromium)'
+	@echo 'make test-full  the same, and the report in a real browser (apt-get install chromium)'
 	@echo 'make check   format, lint, types, layers and the quick tests, under a minute'
 	@echo 'make bench   speed, with the peers measured beside it'
+	@echo 'make evals   right answers and false blames on synthetic clusters with planted faults'
 	@echo 'make format  rewrite the sources as ruff wants them'
 	@echo 'make clean   remove what make built'
 
@@ -43,6 +44,9 @@ format: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m bench
+
+evals: $(READY)
+	$(BIN)/python -m evals.synthetic
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info eroica/*.so

@@ -43,7 +43,7 @@ def _processes(out: Path) -> list[str]:
 
 
 def _headings(text: str) -> list[str]:
-    """What stands at the start of each line of a report, but for evidence and notes, of which a run has more or fewer."""
+    """What stands at the start of the lines of a report; but for notes, of which a run has more or fewer."""
     headings = re.findall(r"^(?:  )?([A-Za-z]+(?: [a-z]+)*)(?:  |:)", text, re.M)
     return [heading for heading in headings if heading != "note"]
 
