@@ -224,6 +224,7 @@ def real(value: Any) -> float:
 DECODER = json.JSONDecoder(parse_float=Decimal)
 """Strict JSON; numbers with a fraction keep their decimals."""
 _MAX = 2**63 - 1
+_MAX_NESTING = 64
 
 
 def product(sizes: Any) -> int:
@@ -238,14 +239,14 @@ def product(sizes: Any) -> int:
     return result
 
 
-def elements(dims: Any) -> int:
+def elements(dims: Any, depth: int = 0) -> int:
     """Elements over all inputs of "Input Dims", nested for lists of tensors, at most 2^63 - 1; -1 if it is no list."""
-    if not isinstance(dims, list):
+    if not isinstance(dims, list) or depth > _MAX_NESTING:
         return -1
     own = product(dims)
     if own >= 0:
         return own
-    return min(sum(max(elements(item), 0) for item in dims if isinstance(item, list)), _MAX)
+    return min(sum(max(elements(item, depth + 1), 0) for item in dims if isinstance(item, list)), _MAX)
 
 
 def text_of(value: Any) -> str:
@@ -344,10 +345,10 @@ class Rows:
             event, end = DECODER.raw_decode(text)
         except (ValueError, ArithmeticError, RecursionError):
             event = None
-        # The scanner's limits are narrower than JSON's, so what it calls broken may be sound, with a comma behind it.
-        if isinstance(event, dict) and not text[end:].strip(" \t\r\n,"):
+        # The scanner's limits are narrower than JSON's, so what it calls broken may be sound, with more behind it.
+        if isinstance(event, dict) and salvage.ends_record(text[end:]):
             self.add(event, offset)
-            return len(record)
+            return len(text[:end].encode())
         mended, lost_args, length = salvage.mend(record)
         self.losses.at(offset)
         if mended is None:

@@ -72,6 +72,12 @@ def _decode(text: str) -> tuple[dict[str, Any], int] | None:
     return (event, end) if isinstance(event, dict) else None
 
 
+def ends_record(rest: str) -> bool:
+    """Whether what stands behind an event is the end of its slice, or of the array."""
+    rest = rest.lstrip(" \t\r\n,")
+    return not rest or rest.startswith("]")
+
+
 def mend(record: bytes) -> tuple[dict[str, Any] | None, bool, int]:
     """The event in a slice that starts with `{` and runs up to the next record or the end of the file.
 
@@ -87,7 +93,7 @@ def mend(record: bytes) -> tuple[dict[str, Any] | None, bool, int]:
         if found:
             event, end = found
             rest = candidate[end:]
-            if rest.strip(" \t\r\n,") == "" or rest.lstrip(" \t\r\n,").startswith("]"):
+            if ends_record(rest):
                 return event, False, len(record) - len(rest.encode("utf-8", "surrogateescape"))
     head = _HEAD.match(text.rstrip(" \t\r\n,"))
     if head is None:

@@ -213,6 +213,57 @@ def test_the_scanner_ignores_keys_inside_values(tmp_path: Path) -> None:
     assert_same(path)
 
 
+ODD_VALUES = [
+    "01", "-0", "-01", "1.", ".5", "1e5", "1E+05", "1e", "1e1234567",
+    "1" * 18, "1" * 19, "1" * 4300, "1" * 4301,
+    "9200000000000000", "9200000000000001", "0.1239", "1.5.5", "+1", "0x10", "NaN", "-Infinity", "Infinit", "nul", "true",
+    '"7"', '"\\u00e9"', '"\\ud83d"', '"\\x"', '"\\u12"', '"a\tb"', '""', "[]", "[[]]", "[1, 2,]", "[-1]", "[1, [2]]",
+    "[[2], 3]", "[4611686018427387904, 4]", "[0, 9999999999999, 9999999999999]", "{}", '{"a": 1,}', '{"ph": "X"}',
+    "[" * 499 + "]" * 499, "[" * 501 + "]" * 501, "[[[[[[[[[[[5]]]]]]]]]]]", "4294967296", "-2147483649", "2147483647",
+    "null", "12 ", "1\n", '"\\/"',
+]  # fmt: skip
+ODD_BYTES = [
+    b"\xc3(", b"\xc0\x80", b"\xed\xa0\x80", b"\xf0\x80\x80\x80", b"\xf4\x90\x80\x80", b"\xe2\x82", b"\xff", b"\x80",
+    b"\x00",    b"\x7f", "é".encode(), "€".encode(), "😀".encode(), b"\xf8\x88\x80\x80\x80", b"\xe0\x9f\xbf", b"\xf4\x8f\xbf\xbf",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", ["pid", "tid", "ts", "dur", "name", "cat"])
+@pytest.mark.parametrize("value", ODD_VALUES, ids=lambda value: value[:20])
+def test_both_engines_agree_on_odd_values_of_a_key(tmp_path: Path, key: str, value: str) -> None:
+    item = {**kernel("a", 5, 5), key: 777777}
+    text = document([event("before"), item, event("after", 3000)]).replace("777777", value)
+
+    assert_same(write(tmp_path / "a.json", text))
+
+
+ARGUMENTS = [
+    ("cpu_op", "Input Dims"), ("kernel", "stream"), ("kernel", "device"), ("kernel", "grid"), ("gpu_memcpy", "bytes"),
+    ("gpu_memcpy", "memory bandwidth (GB/s)"), ("kernel", "est. achieved occupancy %"), ("cpu_op", "stream"),
+    ("cuda_runtime", "correlation"), ("cpu_op", "External id"), ("cpu_op", "Collective name"), ("cpu_op", "other"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("category", "key"), ARGUMENTS)
+def test_both_engines_agree_on_odd_values_of_an_argument(tmp_path: Path, category: str, key: str) -> None:
+    for value in ODD_VALUES:
+        item = event("x", 5, 5, category, **{key: 777777, "correlation ": 3})
+        assert_same(write(tmp_path / "a.json", document([item, event("after")]).replace("777777", value)))
+
+
+@pytest.mark.parametrize("place", ["name", "cat", "pid", "argument", "key"])
+def test_both_engines_agree_on_odd_bytes_in_strings(tmp_path: Path, place: str) -> None:
+    for piece in ODD_BYTES:
+        item = {**event("x", 5, 5, **{"key" if place == "key" else "argument": "y"}), "pid": "p"}
+        if place == "key":
+            text = document([item]).replace('"key"', '"kTEXTy"')
+        elif place == "argument":
+            text = document([item]).replace('"y"', '"yTEXT"')
+        else:
+            text = document([{**item, place: "yTEXT"}])
+        assert_same(write(tmp_path / "a.json", text.encode().replace(b"TEXT", piece)))
+
+
 def test_without_the_scanner_everything_is_read_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "a.json", document([event(), kernel()]))
     monkeypatch.setattr(scanner, "available", lambda: False)
