@@ -11,10 +11,10 @@ asyncio. A training process imports this package, and must not pay for what only
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # type checkers know the name; importing `typing` would be most of the cost of this module
 if TYPE_CHECKING:
+    from typing import Any
+
     from eroica.diagnosis import diagnose as diagnose
     from eroica.localization import localize as localize
     from eroica.pattern import stack as stack
@@ -39,6 +39,8 @@ __all__ = ["__version__", "diagnose", "find_traces", "localize", "read_trace", "
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'eroica' has no attribute {name!r}")
+    import importlib
+
     value = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value
     return value
