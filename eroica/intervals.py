@@ -49,9 +49,23 @@ class Cover:
         """Length of the union before each instant. Shape as `times`."""
         if not len(self.starts):
             return np.zeros_like(times)
-        piece = np.searchsorted(self.starts, times, side="right") - 1
-        inside = np.maximum(np.minimum(times, self.ends[piece]) - self.starts[piece], 0)
-        return np.where(piece < 0, 0, self.before[np.maximum(piece, 0)] + inside)
+        piece = self._piece(times)
+        measured = np.minimum(times, self.ends[piece])
+        measured -= self.starts[piece]
+        # Before the first piece: nothing.
+        np.maximum(measured, 0, out=measured)
+        measured += self.before[piece]
+        return measured
+
+    def _piece(self, times: Int64s) -> npt.NDArray[np.intp]:
+        """The last piece that starts by each instant, or the first one. Ascending instants are cut at the starts of the
+        pieces: where pieces are few, that is far fewer searches."""
+        if len(times) > 8 * len(self.starts) and bool((times[1:] >= times[:-1]).all()):
+            until = np.searchsorted(times, self.starts[1:], side="left")
+            return np.repeat(np.arange(len(self.starts)), np.diff(until, prepend=0, append=len(times)))
+        piece = np.searchsorted(self.starts, times, side="right")
+        piece -= 1
+        return np.maximum(piece, 0, out=piece)
 
     def inside(self, starts: Int64s, ends: Int64s) -> Int64s:
         """Length of each interval's part within the union."""
