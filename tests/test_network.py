@@ -1,0 +1,124 @@
+"""Slow transfers: which groups, and what they share (design section 4, last lines of "Root and victim")."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eroica.collectives import Channel
+from eroica.network import SlowTransfer, slow_transfers
+from eroica.pattern import Stacked, stack
+from tests import handmade as h
+
+HOSTS = "ABCD"
+FAST, SLOW = 0.1, 0.3
+
+
+def stacked(groups: Mapping[tuple[int, ...], tuple[float, ...]], per_host: int = 2) -> Stacked:
+    """Groups (ranks -> duration of the collective on each member), ranks placed on hosts A to D in order."""
+    size = len(HOSTS) * per_host
+    samples: dict[int, list[h.Sample]] = {rank: [] for rank in range(size)}
+    for ranks, durations in groups.items():
+        channel = Channel(",".join(map(str, ranks)), "mesh_dp", len(ranks))
+        for rank, duration in zip(ranks, durations, strict=True):
+            samples[rank].append(h.Sample(duration, channel=channel))
+    return stack(h.job([h.Rank(host=HOSTS[r // per_host], samples=samples[r]) for r in range(size)]))
+
+
+def crossing(slow: str, quick: str = "AB CD AC BD AD BC") -> Stacked:
+    """Pairs of hosts, each with a group of one rank on both; those in `slow` take three times as long."""
+    groups = {}
+    used = {host: 0 for host in HOSTS}
+    for pair in [*quick.split(), *[p for p in slow.split() if p not in quick.split()]]:
+        ranks = []
+        for host in pair:
+            ranks.append(HOSTS.index(host) * 6 + used[host])
+            used[host] += 1
+        groups[tuple(sorted(ranks))] = (SLOW if pair in slow.split() else FAST,) * 2
+    return stacked(groups, per_host=6)
+
+
+def found(made: Stacked) -> list[SlowTransfer]:
+    return slow_transfers(made, None, 1.0)
+
+
+def test_groups_that_are_all_alike_are_not_slow() -> None:
+    assert found(crossing("")) == []
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_host_is_named_when_all_groups_through_it_are_slow_and_no_other(host: str) -> None:
+    slow = " ".join(pair for pair in ("AB", "CD", "AC", "BD", "AD", "BC") if host in pair)
+    (transfer,) = found(crossing(slow))
+    assert (transfer.scope, transfer.hosts, transfer.undecided) == ("host", (host,), "")
+    assert transfer.ranks.tolist() == list(range(6 * HOSTS.index(host), 6 * HOSTS.index(host) + 6))
+    assert transfer.ratio == pytest.approx(3.0, rel=1e-3) and transfer.seconds == pytest.approx(0.2, rel=1e-3)
+    assert not transfer.on_one_host and transfer.reference == "siblings"
+
+
+@pytest.mark.parametrize("link", ["AB", "CD", "BC"])
+def test_a_link_is_named_when_other_groups_of_both_hosts_are_quick(link: str) -> None:
+    (transfer,) = found(crossing(link))
+    assert (transfer.scope, transfer.hosts, transfer.undecided) == ("link", tuple(link), "")
+
+
+def test_two_slow_links_are_two_findings() -> None:
+    transfers = found(crossing("AB CD"))
+    assert sorted(t.hosts for t in transfers) == [("A", "B"), ("C", "D")]
+
+
+def test_a_link_and_its_ends_that_no_other_group_touches_cannot_be_told_apart() -> None:
+    made = stacked({(0, 2): (SLOW, SLOW), (1, 3): (SLOW, SLOW), (4, 6): (FAST, FAST), (5, 7): (FAST, FAST)})
+    (transfer,) = found(made)
+    assert transfer.scope == "link" and transfer.hosts == ("A", "B") and "cannot be told apart" in transfer.undecided
+
+
+def test_slow_groups_within_a_host_are_no_network() -> None:
+    made = stacked({(0, 1): (SLOW, SLOW), (2, 3): (FAST, FAST), (4, 5): (FAST, FAST), (6, 7): (FAST, FAST)})
+    (transfer,) = found(made)
+    assert transfer.on_one_host and transfer.hosts == ("A",)
+
+
+def test_waiting_for_a_late_member_is_no_slow_transfer() -> None:
+    made = stacked({(0, 2): (SLOW, FAST), (1, 3): (FAST, FAST), (4, 6): (FAST, SLOW), (5, 7): (FAST, FAST)})
+    assert found(made) == []
+
+
+def test_fewer_than_three_groups_of_a_shape_are_no_reference_for_each_other() -> None:
+    assert found(stacked({(0, 2): (SLOW, SLOW), (4, 6): (FAST, FAST)})) == []
+
+
+def test_groups_of_other_shape_are_not_compared() -> None:
+    made = stacked({(0, 1, 2, 3): (SLOW,) * 4, (4, 5): (FAST,) * 2, (6, 7): (FAST,) * 2, (4, 6): (FAST,) * 2})
+    assert found(made) == []
+
+
+def test_one_job_wide_group_is_slow_only_by_its_past_and_names_no_host() -> None:
+    everyone = tuple(range(8))
+    now, before = stacked({everyone: (SLOW,) * 8}), stacked({everyone: (FAST,) * 8})
+    assert found(now) == []
+    (transfer,) = slow_transfers(now, before, 1.0)
+    assert (transfer.scope, transfer.hosts, transfer.reference) == ("group", (), "baseline")
+    assert transfer.ranks.tolist() == list(everyone)
+
+
+def test_what_is_as_slow_as_ever_is_not_slow() -> None:
+    everyone = tuple(range(8))
+    same = stacked({everyone: (SLOW,) * 8})
+    assert slow_transfers(same, same, 1.0) == []
+
+
+def test_less_than_a_hundredth_of_the_iteration_is_not_worth_a_word() -> None:
+    assert slow_transfers(crossing("AB"), None, 100.0) == []
+
+
+@given(st.permutations("ABCD"))
+def test_renaming_hosts_renames_the_answer(order: list[str]) -> None:
+    renamed = {old: new for old, new in zip(HOSTS, order, strict=True)}
+    slow = " ".join("".join(sorted(renamed[x] for x in pair)) for pair in ("AB", "AC", "AD"))
+    quick = " ".join("".join(sorted(renamed[x] for x in pair)) for pair in ("AB", "CD", "AC", "BD", "AD", "BC"))
+    (transfer,) = found(crossing(slow, quick))
+    assert transfer.hosts == (renamed["A"],)
