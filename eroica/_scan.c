@@ -40,7 +40,7 @@ static const u8 WIDTH[NUM_COLUMNS] = {8, 8, 8, 8, 8, 4, 4, 4, 4, 4, 4, 1};
 /* Codes of kineto.Category that decide which arguments count. */
 enum { CPU_OP = 1, ANNOTATION = 3, DEVICE_ANNOTATION = 4, KERNEL = 6, COPY = 7, MEMSET = 8, SYNC = 9, DROPPED = 255 };
 enum { MORE = 0, END = 1, BROKEN = 2, NO_MEMORY = -1, TOO_MANY = -2 };
-enum { NEAR_END = 64, MAX_DEPTH = 500, MAX_INT_DIGITS = 4300, MAX_EXPONENT_DIGITS = 6, MAX_TRACK_BYTES = 256 };
+enum { NEAR_END = 64, MAX_DEPTH = 500, MAX_INT_DIGITS = 4300, MAX_EXPONENT_DIGITS = 17, MAX_TRACK_BYTES = 256 };
 
 typedef struct { u8 *bytes; int64_t used, capacity; } arena;
 typedef struct { uint64_t hash; int64_t offset; int32_t length; int32_t escaped; } entry;
@@ -663,7 +663,11 @@ static const u8 *record(scanner *s, const u8 *p) {
     if (UNLIKELY(phase != 'X')) {
         /* Flows, instants and counters are no events here; their text is checked like any other. */
         if (!phase || !strchr("sftiIC", phase)) STOP(p);
-        return skip_value(s, start, 0);
+        const u8 *end = skip_value(s, start, 0);
+        /* A second "ph" in it would count instead: then Python decides. */
+        for (const u8 *h = p; end && (h = memchr(h, 'h', (size_t)(end - h))); h++)
+            if (h[-1] == 'p' && h[-2] == '"' && h[1] == '"') STOP(h);
+        return end;
     }
     COMMA();
     KEY("\"cat\"");

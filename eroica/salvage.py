@@ -21,10 +21,13 @@ _RAW_BACKSLASH = re.compile(r'\\(?!")')
 _QUOTE_AFTER_BACKSLASH = re.compile(r'\\"(?=\s*(?:,\s*"[^"\\]{1,40}"\s*:|[}\]]\s*[,}\]]))')
 _TEXT_OR_INT = r'("[^"\\]*"|-?\d+)'
 _NUMBER = r"(-?\d+(?:\.\d+)?)"
-# The sound head of a record in Kineto's fixed key order; the name may hold bare quotes (pytorch#146900).
+# The sound head of a record in Kineto's fixed key order; the name may hold bare quotes (pytorch#146900), but not the
+# keys of an event: where the start of the next record is damaged too, a name would run on into it.
+_NAME = r'((?:(?!"(?:ph|cat|name|pid|tid|ts|dur|args)"\s*[:{]).){0,20000}?)'
 _HEAD = re.compile(
-    r'\{\s*"ph"\s*:\s*"X"\s*,\s*"cat"\s*:\s*"([^"\\]*)"\s*,\s*"name"\s*:\s*"(.{0,20000}?)"\s*,\s*"pid"\s*:\s*'
-    rf'{_TEXT_OR_INT}\s*,\s*"tid"\s*:\s*{_TEXT_OR_INT}\s*,\s*"ts"\s*:\s*{_NUMBER}\s*,\s*"dur"\s*:\s*{_NUMBER}'
+    r'\{\s*"ph"\s*:\s*"X"\s*,\s*"cat"\s*:\s*"([^"\\]*)"\s*,\s*"name"\s*:\s*"'
+    rf'{_NAME}"\s*,\s*"pid"\s*:\s*{_TEXT_OR_INT}\s*,\s*"tid"\s*:\s*{_TEXT_OR_INT}'
+    rf'\s*,\s*"ts"\s*:\s*{_NUMBER}\s*,\s*"dur"\s*:\s*{_NUMBER}'
     r'\s*(?:\}|,\s*"args"\s*:\s*(\{.*\})\s*\})\s*$',
     re.DOTALL,
 )
@@ -110,4 +113,4 @@ def mend(record: bytes) -> tuple[dict[str, Any] | None, bool, int]:
         "dur": Decimal(dur),
         "args": found[0] if found else {},
     }
-    return event, found is None, len(record)
+    return event, found is None or found[1] < len(args or ""), len(record)

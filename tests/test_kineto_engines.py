@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from eroica import kineto, scanner
 from eroica.errors import DataError, UserError
 from eroica.records import COLUMNS, Records
-from tests.traces import LAYOUTS, TRACES, document, event, kernel, write
+from tests.traces import LAYOUTS, TRACES, document, event, kernel, record, write
 
 pytestmark = pytest.mark.skipif(not scanner.available(), reason="the C scanner is not built")
 
@@ -216,7 +216,8 @@ def test_the_scanner_ignores_keys_inside_values(tmp_path: Path) -> None:
 ODD_VALUES = [
     "01", "-0", "-01", "1.", ".5", "1e5", "1E+05", "1e", "1e1234567",
     "1" * 18, "1" * 19, "1" * 4300, "1" * 4301,
-    "9200000000000000", "9200000000000001", "0.1239", "1.5.5", "+1", "0x10", "NaN", "-Infinity", "Infinit", "nul", "true",
+    "9200000000000000", "9200000000000001", "0.1239", "1.5.5", "+1", "0x10",
+    "NaN", "-Infinity", "Infinit", "nul", "true",
     '"7"', '"\\u00e9"', '"\\ud83d"', '"\\x"', '"\\u12"', '"a\tb"', '""', "[]", "[[]]", "[1, 2,]", "[-1]", "[1, [2]]",
     "[[2], 3]", "[4611686018427387904, 4]", "[0, 9999999999999, 9999999999999]", "{}", '{"a": 1,}', '{"ph": "X"}',
     "[" * 499 + "]" * 499, "[" * 501 + "]" * 501, "[[[[[[[[[[[5]]]]]]]]]]]", "4294967296", "-2147483649", "2147483647",
@@ -224,7 +225,8 @@ ODD_VALUES = [
 ]  # fmt: skip
 ODD_BYTES = [
     b"\xc3(", b"\xc0\x80", b"\xed\xa0\x80", b"\xf0\x80\x80\x80", b"\xf4\x90\x80\x80", b"\xe2\x82", b"\xff", b"\x80",
-    b"\x00",    b"\x7f", "é".encode(), "€".encode(), "😀".encode(), b"\xf8\x88\x80\x80\x80", b"\xe0\x9f\xbf", b"\xf4\x8f\xbf\xbf",
+    b"\x00", b"\x7f", "é".encode(), "€".encode(), "😀".encode(),
+    b"\xf8\x88\x80\x80\x80", b"\xe0\x9f\xbf", b"\xf4\x8f\xbf\xbf",
 ]  # fmt: skip
 
 
@@ -262,6 +264,15 @@ def test_both_engines_agree_on_odd_bytes_in_strings(tmp_path: Path, place: str) 
         else:
             text = document([{**item, place: "yTEXT"}])
         assert_same(write(tmp_path / "a.json", text.encode().replace(b"TEXT", piece)))
+
+
+def test_both_engines_agree_on_a_key_that_comes_twice(tmp_path: Path) -> None:
+    flow = record({"ph": "f", "id": 1, "pid": 7, "tid": 7, "ts": 1, "cat": "ac2g", "name": "ac2g"})
+    merged = flow[:-1].rstrip() + ", " + record(event("second")).lstrip("{\n ")
+    path = write(tmp_path / "a.json", document([event("MARK")]).replace(record(event("MARK")), merged))
+
+    assert_same(path)
+    assert kineto.load(path, "fast").strings == ["second"]
 
 
 def test_without_the_scanner_everything_is_read_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,6 +117,17 @@ def test_two_interleaved_events_cost_one_and_invent_none_p08(tmp_path: Path, eng
     assert trace.damage.skipped_events == 1
 
 
+def test_a_damaged_event_does_not_run_on_into_the_damaged_start_of_the_next_p08(tmp_path: Path, engine: str) -> None:
+    text = document([event("first"), event("second"), event("third"), event("fourth")])
+    text = text.replace('"name": "second", "pid": 7', '"name": "second", "pid": 7x')
+    at = text.index('"ph"', text.index("second"))
+
+    trace = read_trace(write(tmp_path / "a.json", text[:at] + '"ph"{' + text[at + 5 :]), engine=engine)
+
+    assert names(trace) == ["first", "fourth"]
+    assert trace.damage.skipped_events
+
+
 @pytest.mark.parametrize("suffix", [".json", ".json.gz"])
 @pytest.mark.parametrize("cut_in", ["event", "after a comma", "after the events"])
 def test_a_cut_file_loads_up_to_the_cut_and_says_so_p08(tmp_path: Path, engine: str, suffix: str, cut_in: str) -> None:
