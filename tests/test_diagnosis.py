@@ -1,0 +1,202 @@
+"""Root and victim, impact, confidence, and what is said when there is nothing to say (design sections 4 and 6)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eroica.critical_path import Activity
+from eroica.diagnosis import Context, diagnose, diagnose_in_detail
+from eroica.findings import CAUSES, CONFIDENCES, KINDS, SCOPES, from_json, to_json
+from eroica.job import parse_ranks
+from eroica.pattern import Function, Summary, stack, summarize
+from evals.cases_synth import CASES
+from evals.score import score
+from evals.synth import cluster
+from evals.synthetic import diagnose_cluster
+from tests import handmade as h
+
+INPUT = Function(Activity.INPUT, "__getitem__", "data.py:41", "data.py:41")
+SAVE = Function(Activity.CHECKPOINT, "save", "torch/serialization.py:850", "train.py:9")
+TRANSFER = 0.05
+
+
+def data_parallel(
+    excess: Sequence[float], function: Function = h.GEMM, *, steps: int = 8, unit: float = 1.0, seed: int = 0
+) -> list[Summary]:
+    """Ranks that work 0.8 (and their excess), meet once per step, and wait for the last; times in `unit` seconds."""
+    rng = np.random.default_rng(seed)
+    own = unit * (0.8 + np.array(excess) + rng.normal(0, 0.0005, len(excess)))
+    ranks = []
+    for rank, work in enumerate(own):
+        spent: dict[Function, float] = {h.GEMM: unit * 0.8, function: float(work) - unit * 0.8}
+        if function == h.GEMM:
+            spent = {h.GEMM: float(work)}
+        wait = float(own.max() - work)
+        meet = h.Sample(unit * TRANSFER + wait, work_before=float(work), channel=h.everyone(len(own)))
+        length = float(own.max()) + unit * TRANSFER
+        ranks.append(h.Rank(own=float(work), length=length, samples=[meet], functions=spent, host=f"host{rank // 4}"))
+    return h.job(ranks, steps)
+
+
+def answer(summaries: Sequence[Summary], **context: Any) -> Any:
+    return diagnose(stack(summaries), Context(**context))
+
+
+# --- root and victim -----------------------------------------------------------------------------------------------
+
+
+@given(st.integers(3, 12), st.integers(0, 100), st.floats(0.03, 0.5), st.sampled_from([h.GEMM, INPUT, SAVE]))
+def test_the_rank_with_more_own_work_is_blamed_and_those_that_wait_for_it_are_not(
+    size: int, who: int, excess: float, function: Function
+) -> None:
+    rank = who % size
+    made = answer(data_parallel([excess if r == rank else 0.0 for r in range(size)], function))
+    assert made.kind == "slow" and made.verdict.scope == "rank" and made.verdict.ranks == str(rank)
+    assert all(finding.ranks == str(rank) for finding in made.findings)
+    assert made.findings[0].function.name == function.name
+    assert made.findings[0].impact.seconds_per_iteration == pytest.approx(excess, rel=0.05, abs=0.003)
+
+
+def test_victims_are_named_as_consequences_with_what_they_wait_in() -> None:
+    made = answer(data_parallel([0.0, 0.3, 0.0, 0.0]))
+    blamed = {rank for finding in made.findings for rank in parse_ranks(finding.ranks)}
+    assert blamed == {1} and all(1 not in parse_ranks(c.ranks) for c in made.consequences)
+
+
+@given(st.permutations(range(6)), st.integers(0, 5))
+def test_renaming_ranks_renames_the_verdict(order: list[int], who: int) -> None:
+    some = data_parallel([0.2 if r == who else 0.0 for r in range(6)])
+    renumbered = [replace(summary, rank=order[summary.rank]) for summary in some]
+    assert answer(renumbered).verdict.ranks == str(order[who])
+
+
+@pytest.mark.parametrize("unit", [1e-3, 1.0, 50.0])
+def test_the_length_of_an_iteration_does_not_matter(unit: float) -> None:
+    made = answer(data_parallel([0.0, 0.0, 0.1, 0.0], unit=unit))
+    assert made.verdict.ranks == "2" and made.verdict.cause == "gpu_compute"
+    assert made.findings[0].impact.share == pytest.approx(0.1 / 0.95, rel=0.05)
+
+
+@given(st.integers(0, 10**6), st.integers(2, 32))
+def test_healthy_jobs_are_healthy(seed: int, size: int) -> None:
+    made = answer(data_parallel([0.0] * size, seed=seed))
+    assert made.kind == "healthy" and made.findings == () and made.verdict.scope == "none"
+    assert made.verdict.confidence == "supported"
+
+
+def test_less_than_a_hundredth_of_the_iteration_is_healthy() -> None:
+    assert answer(data_parallel([0.0, 0.006, 0.0, 0.0])).kind == "healthy"
+
+
+def test_two_ranks_with_one_fault_are_one_finding() -> None:
+    made = answer(data_parallel([0.0, 0.2, 0.0, 0.0, 0.0, 0.2, 0.0, 0.0]))
+    assert [f.ranks for f in made.findings] == ["1,5"]
+
+
+def test_of_two_ranks_the_slower_is_blamed_and_no_more_than_supported() -> None:
+    made = answer(data_parallel([0.0, 0.2]))
+    assert made.verdict.ranks == "1" and made.verdict.confidence in ("supported", "hypothesis")
+
+
+FAULTS = [case.id for case in CASES if case.faults]
+
+
+@pytest.mark.parametrize("case", FAULTS)
+def test_in_no_synthetic_fault_a_victim_is_blamed(case: str) -> None:
+    made = cluster(case, effect=0.10, seed=7)
+    judged = score(diagnose_cluster(made), made)
+    assert judged.false_blames == ()
+    assert judged.found == (True,) * len(judged.found), judged.near
+
+
+# --- nothing to say ------------------------------------------------------------------------------------------------
+
+
+def test_no_traces_are_no_data_and_never_healthy() -> None:
+    made = answer([])
+    assert (made.kind, made.verdict.scope, made.verdict.confidence) == ("no_data", "none", "unknown")
+    assert made.coverage.ranks_reported == 0
+
+
+def test_a_trace_without_events_is_no_data() -> None:
+    empty = [summarize(h.trace([], rank=r)) for r in range(4)]
+    assert answer(empty).kind == "no_data"
+
+
+def test_one_rank_of_many_has_nothing_to_be_compared_with() -> None:
+    made = answer([h.summary(3, h.Rank(), world_size=8)])
+    assert made.kind == "no_data" and "only rank 3 of 8" in made.verdict.summary
+    assert made.coverage.missing_ranks == "0-2,4-7"
+
+
+def test_traces_that_explain_nothing_of_their_window_are_no_data() -> None:
+    made = answer(h.job([h.Rank(explained=0.01)] * 4))
+    assert made.kind == "no_data" and "1%" in made.verdict.summary
+
+
+def test_missing_ranks_are_listed_and_make_health_a_hypothesis() -> None:
+    made = answer(data_parallel([0.0] * 8)[:5])
+    assert made.coverage.missing_ranks == "5-7" and made.coverage.ranks_expected == 8
+    assert made.kind == "healthy" and made.verdict.confidence == "hypothesis" and "5 of 8" in made.verdict.summary
+
+
+def test_a_rank_whose_file_was_cut_lowers_the_confidence() -> None:
+    whole = data_parallel([0.0, 0.3, 0.0, 0.0], INPUT)
+    damage = replace(whole[2].coverage, partial=True, notes=("cut short",))
+    cut = [replace(s, coverage=damage) if s.rank == 2 else s for s in whole]
+    sure, unsure = answer(whole), answer(cut)
+    assert unsure.coverage.partial_ranks == "2" and any("rank 2: cut short" in note for note in unsure.coverage.notes)
+    assert CONFIDENCES.index(unsure.verdict.confidence) > CONFIDENCES.index(sure.verdict.confidence)
+
+
+def test_a_rank_without_device_events_among_others_with_them_is_said() -> None:
+    whole = data_parallel([0.0] * 4)
+    blind = [replace(s, coverage=replace(s.coverage, has_device=s.rank != 3)) for s in whole]
+    assert any("3" in note and "device" in note for note in answer(blind).coverage.notes)
+
+
+# --- the record ----------------------------------------------------------------------------------------------------
+
+
+def test_the_same_summaries_give_the_same_bytes_but_for_the_clock() -> None:
+    some = data_parallel([0.0, 0.3, 0.0, 0.0])
+    first, second = to_json(answer(some, created="a")), to_json(answer(list(reversed(some)), created="b"))
+    assert first.pop("created") == "a" and second.pop("created") == "b"
+    assert json.dumps(first) == json.dumps(second) and len(first["id"]) == 12
+
+
+def test_other_content_has_another_id() -> None:
+    one, other = (to_json(answer(data_parallel([0.0, e, 0.0, 0.0]))) for e in (0.3, 0.31))
+    assert one["id"] != other["id"]
+
+
+@settings(max_examples=8)
+@given(st.sampled_from([c.id for c in CASES]), st.integers(0, 3))
+def test_every_word_of_an_answer_is_of_the_contract(case: str, seed: int) -> None:
+    plain = to_json(diagnose_cluster(cluster(case, effect=0.05, seed=seed)))
+    text = json.dumps(plain, allow_nan=False)
+    assert plain["schema"] == "eroica.diagnosis/1" and plain["kind"] in KINDS
+    assert to_json(from_json(json.loads(text))) == plain
+    assert plain["verdict"]["cause"] in CAUSES and plain["verdict"]["scope"] in SCOPES
+    for finding in plain["findings"]:
+        assert finding["cause"] in CAUSES and finding["scope"] in SCOPES and finding["confidence"] in CONFIDENCES
+        assert set(finding["evidence"]) <= set(plain["evidence"]) and finding["evidence"] and finding["advice"]
+        parse_ranks(finding["ranks"])
+    costs = [f["impact"]["seconds_per_iteration"] for f in plain["findings"]]
+    assert costs == sorted(costs, reverse=True)
+
+
+def test_the_detail_for_a_page_adds_up_to_the_iteration() -> None:
+    stacked = stack(data_parallel([0.0, 0.3, 0.0, 0.0]))
+    _, detail = diagnose_in_detail(stacked)
+    total = detail.own_s + detail.wait_s + detail.transfer_s + detail.idle_s
+    assert total == pytest.approx([1.15] * 4, rel=0.01)
+    assert detail.wait_s[1] == pytest.approx(0, abs=0.01) and detail.wait_s[0] == pytest.approx(0.3, rel=0.02)
