@@ -1,0 +1,89 @@
+"""The bench measures what it says: grown traces hold known events, and a measurement that fails says why."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.measure import Contender, Failure, Series, Spread, interleave, run
+from bench.tables import Table, Target, figure, markdown, number, plain
+from bench.traces import Layout, grow
+from eroica.pattern import summarize
+from eroica.trace import read_trace
+
+SEED = Path(__file__).parents[1] / "evals" / "data" / "h100_bert_small.json.gz"
+LAYOUTS: tuple[Layout, ...] = ("classic", "torch 2.13")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_grown_trace_holds_each_event_of_its_seed_once_per_repetition(tmp_path: Path, layout: Layout) -> None:
+    made = grow(SEED, tmp_path / "big.json", 1.5, layout)
+    seed, big = read_trace(SEED), read_trace(made.path)
+    assert made.repeats >= 2 and made.num_bytes >= 1.5e6
+    assert len(big) == made.num_events == made.repeats * len(seed)
+    assert int(big.dur_ns.sum()) == made.repeats * int(seed.dur_ns.sum())
+    for category in np.unique(seed.category):
+        assert (big.category == category).sum() == made.repeats * (seed.category == category).sum()
+    assert not big.damage.notes and big.device_model == seed.device_model
+    assert json.loads(made.path.read_text())["traceEvents"][-1]["ph"] == "X"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_both_engines_read_a_grown_trace_alike(tmp_path: Path, layout: Layout) -> None:
+    made = grow(SEED, tmp_path / "big.json", 1, layout)
+    fast, tolerant = read_trace(made.path), read_trace(made.path, engine="tolerant")
+    assert np.array_equal(fast.ts_ns, tolerant.ts_ns)
+    assert np.array_equal(fast.correlation, tolerant.correlation)
+
+
+def test_repetitions_share_no_correlation_id_and_count_their_steps_on(tmp_path: Path) -> None:
+    made = grow(SEED, tmp_path / "big.json", 2, "classic")
+    seed, big = read_trace(SEED), read_trace(made.path)
+    assert len(np.unique(big.correlation[big.correlation > 0])) == made.repeats * len(
+        np.unique(seed.correlation[seed.correlation > 0])
+    )
+    summary = summarize(big)
+    assert summary.num_iterations == made.repeats
+    assert summary.ledger.steps.tolist() == list(range(6, 6 + made.repeats))
+
+
+def test_a_seed_without_events_is_refused(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.json"
+    empty.write_text('{"traceEvents": [{"ph": "M", "name": "process_name", "pid": 1, "ts": 0}]}')
+    with pytest.raises(ValueError, match="no complete event"):
+        grow(empty, tmp_path / "big.json", 1, "classic")
+
+
+def test_a_measurement_that_fails_says_why_and_leaves_the_others_in(tmp_path: Path) -> None:
+    good = Contender("good", (sys.executable, "-c", "print('{\"seconds\": 2.0}')"))
+    bad = Contender("bad", (sys.executable, "-c", "raise SystemExit('no such parser')"))
+    with pytest.raises(Failure, match="bad: no such parser"):
+        run(bad)
+    series = interleave([good, bad], 2)
+    assert len(series["good"].rounds) == 2
+    assert not series["bad"].rounds and "no such parser" in series["bad"].problem
+
+
+def test_ratios_are_taken_within_each_round() -> None:
+    ours = Series("ours", [{"seconds": 1.0}, {"seconds": 10.0}])
+    theirs = Series("theirs", [{"seconds": 3.0}, {"seconds": 50.0}])
+    assert ours.ratio(theirs, "seconds") == Spread(4.0, 3.0, 5.0)
+
+
+def test_tables_show_figures_targets_and_what_was_missed() -> None:
+    table = Table(
+        "Reading", ("reader", "MB/s"), (("eroica", figure(Spread(12.34, 11.0, 14.0))),), (Target("faster", False),)
+    )
+    assert "12.3 [11-14]" in plain(table) and "target faster: MISSED" in plain(table)
+    assert "| eroica | 12.3 [11-14] |" in markdown(table) and "**missed**" in markdown(table)
+    assert [number(value) for value in (0.0, 0.01234, 9.876, 123.4, 12345.6)] == [
+        "0",
+        "0.0123",
+        "9.88",
+        "123",
+        "12,346",
+    ]
