@@ -19,6 +19,7 @@ from typing import Any
 
 from eroica import kineto, timeline
 from eroica.errors import DataError, EroicaError, UserError
+from eroica.job import format_ranks
 from eroica.records import integer
 
 MANIFEST = "manifest.json"
@@ -95,13 +96,15 @@ def rank_of(metadata: Mapping[str, Any], path: str | Path) -> int | None:
     return rank_in_name(path) if rank is None else rank
 
 
-def find_traces(paths: Sequence[str | Path]) -> TraceSet:
-    """The traces behind directories, globs and files.
+def find_traces(paths: str | Path | Sequence[str | Path]) -> TraceSet:
+    """The traces behind directories, globs and files, one or several.
 
     In directories and globs unrelated files are ignored and listed; a directory without traces of its own is searched
     below. Raises UserError if nothing is found, a rank is claimed twice, or only some files tell a rank; DataError if
     a file that was named itself is no trace.
     """
+    if isinstance(paths, (str, Path)):
+        paths = [paths]
     named: list[Path] = []
     offered: list[Path] = []
     for item in paths:
@@ -218,9 +221,12 @@ def _refuse_clashes(files: Sequence[TraceFile]) -> None:
     by_rank: dict[int, list[str]] = {}
     for file in files:
         by_rank.setdefault(file.rank, []).append(file.path)
-    clashes = {rank: sorted(paths) for rank, paths in by_rank.items() if len(paths) > 1}
+    clashes: dict[tuple[str, ...], list[int]] = {}
+    for rank, claimants in sorted(by_rank.items()):
+        if len(claimants) > 1:
+            clashes.setdefault(tuple(sorted(claimants)), []).append(rank)
     if clashes:
-        listed = "; ".join(f"rank {rank}: {', '.join(paths)}" for rank, paths in sorted(clashes.items()))
+        listed = "; ".join(f"rank {format_ranks(ranks)}: {', '.join(paths)}" for paths, ranks in clashes.items())
         raise UserError(f"several files claim one rank ({listed}); keep one of each, or name the ranks in {MANIFEST}")
 
 

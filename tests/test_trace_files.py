@@ -64,7 +64,8 @@ def test_a_directory_gives_its_traces_by_rank_and_lists_what_it_ignored(tmp_path
 def test_a_glob_and_files_work_alike(tmp_path: Path) -> None:
     paths = [write(tmp_path / f"rank{rank}.json", trace_of(None)) for rank in range(3)]
 
-    assert find_traces([str(tmp_path / "rank*.json")]).files == find_traces([*map(str, paths), *paths]).files
+    by_glob = find_traces([str(tmp_path / "rank*.json")])
+    assert by_glob.files == find_traces([*map(str, paths), *paths]).files == find_traces(str(tmp_path)).files
 
 
 def test_a_directory_of_directories_is_searched_below(tmp_path: Path) -> None:
@@ -107,6 +108,15 @@ def test_two_files_of_one_rank_stop_the_run_and_all_are_named_p48(tmp_path: Path
 
     assert all(name in str(caught.value) for name in ("a.json", "b.json", "c.json", "d.json"))
     assert "e.json" not in str(caught.value)
+
+
+def test_two_timelines_of_the_same_ranks_are_named_once_p48(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    for name in ("a.parquet", "b.parquet"):
+        (tmp_path / name).write_bytes((TIMELINES / "trace-ST.parquet").read_bytes())
+
+    with pytest.raises(UserError, match=r"rank 0-7: \S+a\.parquet, \S+b\.parquet\)"):
+        find_traces(tmp_path)
 
 
 def test_files_without_any_rank_are_numbered_and_that_is_said_p48(tmp_path: Path) -> None:
@@ -196,7 +206,7 @@ def test_files_are_read_one_at_a_time_p51(tmp_path: Path) -> None:
 
 def test_the_ranks_of_an_op_timeline_are_found() -> None:
     pytest.importorskip("pyarrow")
-    found = find_traces([TIMELINES])
+    found = find_traces([TIMELINES / "trace-ST.parquet"])
 
     assert [file.rank for file in found.files] == list(range(8))
     assert found.world_size == 8
