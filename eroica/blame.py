@@ -16,7 +16,7 @@ import numpy.typing as npt
 from eroica.causes import Cause, cause_of
 from eroica.collectives import Float64s
 from eroica.critical_path import OWN_WORK, Activity
-from eroica.localization import EFFECT_FLOOR, Localization, Roles, family_quantile
+from eroica.localization import EFFECT_FLOOR, Localization, Roles, family_quantile, nan_median
 from eroica.names import Phase
 from eroica.pattern import Stacked
 
@@ -145,7 +145,7 @@ def stable_rises(stacked: Stacked, roles: Roles, where: Localization, iteration_
         members = roles.members(role)
         if len(members) < 2:
             continue
-        own_excess = reference(np.nanmedian(stacked.own_s[members], axis=1), floor_s)[1]
+        own_excess = reference(nan_median(stacked.own_s[members], axis=1), floor_s)[1]
         for activity in kinds:
             values = seconds[members, activity].astype(np.float64)
             _, excess = reference(values, floor_s)
@@ -157,8 +157,8 @@ def stable_rises(stacked: Stacked, roles: Roles, where: Localization, iteration_
             if not len(peers):
                 continue
             usual, usual_wait = (
-                np.nanmedian(stacked.own_s[members[peers]], axis=0),
-                np.nanmedian(waiting[members[peers]], axis=0),
+                nan_median(stacked.own_s[members[peers]], axis=0),
+                nan_median(waiting[members[peers]], axis=0),
             )
             for m in np.flatnonzero(excess > floor_s):
                 row = int(members[m])
@@ -305,6 +305,10 @@ def _gather(stacked: Stacked, roles: Roles, roots: Indices, parts: list[Excess])
             continue
         ranks = np.array(sorted(int(p.ranks[0]) for p in some), np.intp)
         peers = np.setdiff1d(np.concatenate([_peers(roles, int(r), roots) for r in ranks]), ranks)
+        if not len(peers):
+            # All ranks of a role have an excess of their own: nobody is left to compare them with together.
+            gathered.extend(some)
+            continue
         head = max(some, key=lambda p: p.seconds)
         assert head.activity is not None
         function = top_function(stacked, head.activity, ranks, peers)

@@ -17,7 +17,7 @@ from eroica import replay
 from eroica.blame import Indices
 from eroica.collectives import Float64s
 from eroica.findings import Impact
-from eroica.localization import Roles
+from eroica.localization import Roles, nan_median
 from eroica.pattern import Stacked
 
 
@@ -37,7 +37,7 @@ class Pricer:
         self._level = np.full(own.shape, np.nan)
         for role in range(len(roles.names)):
             members = roles.members(role)
-            self._level[members] = np.nanmedian(own[members], axis=0)
+            self._level[members] = nan_median(own[members], axis=0)
         ledgers = [s.ledger for s in stacked.summaries]
         channels = {c for ledger in ledgers for c in ledger.channels}
         several = len(channels) > 1 or any(">" in c.key for c in channels)
@@ -74,7 +74,7 @@ class Pricer:
     def without_peaks(self, ranks: Indices | None) -> Impact:
         """Each rank's steps held at its own median above its role's level: what rotating excess costs."""
         own = self._stacked.own_s
-        usual = self._level + np.nanmedian(own - self._level, axis=1, keepdims=True)
+        usual = self._level + nan_median(own - self._level, axis=1, keepdims=True)
         after = own.copy()
         rows = slice(None) if ranks is None or not len(ranks) else ranks
         after[rows] = np.minimum(own[rows], usual[rows])

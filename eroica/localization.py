@@ -15,7 +15,7 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-from eroica.collectives import Float32s
+from eroica.collectives import Float32s, Float64s
 from eroica.critical_path import Activity, Int32s
 from eroica.job import peer_groups
 from eroica.pattern import Stacked
@@ -207,6 +207,14 @@ def _rows(members: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
     if len(members) <= MEDIAN_ROWS:
         return members
     return members[np.linspace(0, len(members) - 1, MEDIAN_ROWS).astype(np.intp)]
+
+
+def nan_median(values: npt.NDArray[np.floating], axis: int, keepdims: bool = False) -> Float64s:
+    """Median along an axis, NaN left out; NaN, without a warning, where nothing is left (steps that a role lacks)."""
+    empty = np.isnan(values).all(axis=axis, keepdims=True)
+    result = np.asarray(np.nanmedian(np.where(empty, 0.0, values), axis=axis, keepdims=True), np.float64)
+    result[empty] = np.nan
+    return result if keepdims else result.squeeze(axis)
 
 
 def _median(values: npt.NDArray[np.floating]) -> Float32s:

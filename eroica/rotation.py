@@ -15,7 +15,7 @@ from eroica.blame import HOST_SPREAD_FLOOR, SPREAD_FLOOR, Excess, is_host_only
 from eroica.causes import WORK_EXPLAINS, Cause, cause_of
 from eroica.collectives import Float64s
 from eroica.critical_path import Activity
-from eroica.localization import EFFECT_FLOOR, Roles, family_quantile
+from eroica.localization import EFFECT_FLOOR, Roles, family_quantile, nan_median
 from eroica.names import Phase
 from eroica.pattern import Stacked
 
@@ -63,8 +63,8 @@ def _peaks(values: Float64s, roles: Roles) -> Float64s:
     for role in range(len(roles.names)):
         members = roles.members(role)
         if len(members) > 1:
-            level = values[members] - np.nanmedian(values[members], axis=0)
-            over[members] = level - np.nanmedian(level, axis=1, keepdims=True)
+            level = values[members] - nan_median(values[members], axis=0)
+            over[members] = level - nan_median(level, axis=1, keepdims=True)
     return over
 
 
