@@ -1,4 +1,4 @@
-"""A small stable part of the fault catalogue: real jobs of known cause, synthetic faults of 10 % (design section 10)."""
+"""A small stable part of the fault catalogue: real jobs of known cause, synthetic faults of 10 % (design 10)."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,11 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from eroica.codec import decode_summary, encode_summary
+from eroica.communication import CollectiveKind
 from eroica.critical_path import Activity
 from eroica.diagnosis import Context, diagnose, diagnose_in_detail
 from eroica.findings import CAUSES, CONFIDENCES, KINDS, SCOPES, from_json, to_json
 from eroica.job import parse_ranks
 from eroica.pattern import Function, Summary, stack, summarize
+from eroica.trace import Category, Trace
 from evals.cases_synth import CASES
 from evals.score import score
 from evals.synth import cluster
@@ -200,3 +204,67 @@ def test_the_detail_for_a_page_adds_up_to_the_iteration() -> None:
     total = detail.own_s + detail.wait_s + detail.transfer_s + detail.idle_s
     assert total == pytest.approx([1.15] * 4, rel=0.01)
     assert detail.wait_s[1] == pytest.approx(0, abs=0.01) and detail.wait_s[0] == pytest.approx(0.3, rel=0.02)
+
+
+ODD_NAMES = [
+    "aten::mm",
+    "train.py(3): f",
+    "cudaStreamSynchronize",
+    "cudaMalloc",
+    "gloo:all_reduce",
+    "Python GC",
+    "ProfilerStep#3",
+    "ProfilerStep#4",
+    "Optimizer.step#SGD.step",
+    "enumerate(DataLoader)#_Iter.__next__",
+    "",
+    "\ud800",
+    "x" * 3000,
+    "a\nb\x1b[31m",
+    "autograd::engine::evaluate_function: MmBackward0",
+    "void f<int>(int)",
+    "torch/serialization.py(8): save",
+]
+
+
+def odd_traces(seed: int) -> list[Trace]:
+    """Traces of up to five ranks, of any events at all."""
+    draw = random.Random(seed)
+
+    def time() -> int:
+        return draw.choice([draw.randint(0, 5), draw.randint(0, 100), draw.randint(0, 2**40)])
+
+    def number() -> float:
+        return draw.choice([float("nan"), float("inf"), 0.0, -1.0, 0.5, 1e30])
+
+    def comm() -> h.Comm:
+        kind, elements = draw.choice(list(CollectiveKind)), draw.choice([-1, 7, 2**62])
+        return h.Comm(kind, draw.choice([-1, 0]), draw.randint(-1, 9), draw.randint(-1, 9), elements)
+
+    made = []
+    for rank in range(draw.randint(1, 5)):
+        events = [
+            h.Event(
+                draw.choice(ODD_NAMES),
+                time(),
+                time(),
+                draw.choice(list(Category)),
+                thread=draw.choice("12"),
+                correlation=draw.randint(0, 3),
+                work=draw.choice([-1, 5, 2**62]),
+                occupancy=number(),
+                bandwidth=number(),
+                comm=draw.choice([None, comm()]),
+            )
+            for _ in range(draw.randint(0, 14))
+        ]
+        made.append(h.trace(events, rank=rank, world_size=draw.choice([None, 1, 9])))
+    return made
+
+
+@given(st.integers(0, 10**9))
+def test_odd_traces_are_summarized_sent_and_diagnosed_without_a_fault(seed: int) -> None:
+    summaries = [summarize(trace) for trace in odd_traces(seed)]
+    back = [decode_summary(e.patterns, e.ledger, e.names) for e in map(encode_summary, summaries)]
+    for some in (summaries, back):
+        json.dumps(to_json(diagnose(stack(some), Context(baseline=stack(some)))), allow_nan=False)

@@ -131,7 +131,9 @@ def test_an_event_inherits_from_its_nearest_ancestor_that_has_a_value(some: Span
         while j >= 0 and values[j] < 0:
             j = int(tree.parent[j])
         expected.append(values[j] if j >= 0 else -1)
-    assert inherit([np.array(values, np.int32)], tree.parent, tree.depth)[0].tolist() == expected
+    label = np.array(values, np.int32)
+    inherit([label], tree.parent, tree.depth)
+    assert label.tolist() == expected
 
 
 @given(spans, st.sets(st.integers(0, 60), max_size=8), spans)
