@@ -143,7 +143,7 @@ def stable_rises(stacked: Stacked, roles: Roles, where: Localization, iteration_
     waiting = stacked.exposed_s + stacked.waiting_s
     for role in range(len(roles.names)):
         members = roles.members(role)
-        if len(members) < 2:
+        if len(members) < 2 or too_few(stacked, members):
             continue
         own_excess = reference(nan_median(stacked.own_s[members], axis=1), floor_s)[1]
         for activity in kinds:
@@ -200,6 +200,11 @@ def _single_function(stacked: Stacked, where: Localization, row: int, activity: 
     if activity in _DIFFUSE and is_host_only(stacked):
         rise = np.where((mine >= 2 * theirs) & (rise >= HOST_SINGLE_EFFECT * stacked.iteration_s[row]), rise, 0.0)
     return float(rise.max())
+
+
+def too_few(stacked: Stacked, members: Indices) -> bool:
+    """Two ranks of a larger job: either may be the usual one, and the many that sent nothing would tell."""
+    return len(members) < 3 and stacked.world_size > len(stacked)
 
 
 def is_host_only(stacked: Stacked) -> bool:

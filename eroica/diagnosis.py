@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from eroica.blame import stable_excesses
+from eroica.blame import stable_excesses, too_few
 from eroica.collectives import Float64s
 from eroica.critical_path import Activity
 from eroica.detail import detail_of, waits_of
@@ -132,7 +132,9 @@ def _coverage(stacked: Stacked, roles: Roles, context: Context) -> Coverage:
     for s in summaries:
         for note in s.coverage.notes:
             by_note.setdefault(note, []).append(s.rank)
-    notes.extend(f"rank {format_ranks(ranks)}: {note}" for note, ranks in by_note.items())
+    notes.extend(
+        f"rank{'s' if len(ranks) > 1 else ''} {format_ranks(ranks)}: {note}" for note, ranks in by_note.items()
+    )
     has_device = [s.coverage.has_device for s in summaries]
     if unlike:
         notes.append(
@@ -185,7 +187,13 @@ def diagnose_in_detail(stacked: Stacked, context: Context | None = None) -> tupl
     where = localize_stacked(stacked, roles, context.baseline)
     coverage = _coverage(stacked, roles, context)
     waits, transfer = waits_of(stacked) if len(stacked) else (np.empty(0), np.empty(0))
-    usable = len(stacked) >= 2 and coverage.explained_share >= LEAST_EXPLAINED and iteration_s > 0
+    comparable = any(not too_few(stacked, roles.members(r)) for r in range(len(roles.names))) and len(stacked) > 1
+    usable = (
+        (comparable or (context.baseline is not None and len(context.baseline) > 0))
+        and len(stacked) > 0
+        and coverage.explained_share >= LEAST_EXPLAINED
+        and iteration_s > 0
+    )
     drafts = _drafts(stacked, roles, where, context, iteration_s, waits) if usable else []
     if usable and not drafts:
         coverage = replace(coverage, notes=(*coverage.notes, *_advice_notes(stacked)))
@@ -299,13 +307,15 @@ def _verdict(
             f"the traces explain {coverage.explained_share:.0%} of their window: too little to say anything, not even "
             "that the job is healthy",
         )
-    if not usable:
+    seen = f"{coverage.ranks_reported} of {coverage.ranks_expected} ranks"
+    if not usable and len(stacked) == 1:
         return "no_data", nothing(
             "unknown",
             f"only rank {stacked.ranks[0]} of {stacked.world_size} reported: there is nothing to compare it with",
         )
+    if not usable:
+        return "no_data", nothing("unknown", f"{seen} reported: too few of a kind to tell which of them is unusual")
     whole = coverage.ranks_reported == coverage.ranks_expected and not partial
-    seen = f"{coverage.ranks_reported} of {coverage.ranks_expected} ranks"
     return "healthy", nothing(
         "supported" if whole else "hypothesis",
         f"no rank, group or link differs from its peers by 1 % of the iteration or more ({seen} compared)",

@@ -212,7 +212,7 @@ def _collective_function(stacked: Stacked, slow: SlowTransfer) -> int | None:
     return max(columns, key=lambda k: float(np.median(stacked.beta[slow.ranks, k])), default=None)
 
 
-def _confidence(draft: Draft, roles: Roles, partial: bool) -> str:
+def _confidence(draft: Draft, roles: Roles, partial: bool, missing: bool) -> str:
     """How sure: by what the cause covers, by a signal of its own, by how many peers there are to compare with."""
     level = 1 if draft.coverage >= SUPPORTED_COVERAGE else 2
     if draft.cause.certain and draft.coverage >= ESTABLISHED_COVERAGE:
@@ -223,6 +223,9 @@ def _confidence(draft: Draft, roles: Roles, partial: bool) -> str:
         peers = len(roles.members(int(roles.of[draft.ranks[0]]))) - len(draft.ranks)
         # With a single peer either may be the odd one.
         level = max(level, 2 if peers < 1 else 1 if peers < 2 else 0)
+        if missing:
+            # The ranks that sent nothing may be slower still, and one peer alone says little of what is usual.
+            level = max(level, 2 if peers < 2 else 1)
     if partial:
         level = min(level + 1, 3)
     return ("established", "supported", "hypothesis", "unknown")[level]
@@ -276,7 +279,7 @@ def finding_of(
         distance=distance,
         delta=delta,
         impact=draft.impact,
-        confidence=_confidence(draft, roles, partial),
+        confidence=_confidence(draft, roles, partial, stacked.world_size > len(stacked)),
         evidence=tuple(keys),
         ruled_out=draft.cause.ruled_out,
         advice=ADVICE.get(draft.cause.cause, ADVICE["unknown"]),
