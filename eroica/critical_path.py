@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -194,47 +195,47 @@ def _read_strings(trace: Trace, rows: npt.NDArray[np.intp]) -> tuple[_Strings, _
 
 @dataclass(frozen=True, slots=True)
 class _Host:
-    """The driving threads' pieces and, per nested event, what it inherits."""
+    """The driving threads' pieces."""
 
-    rows: npt.NDArray[np.intp]
-    """Trace rows of all nested events, thread after thread."""
     start: Int64s
     end: Int64s
     event: Int32s
     """Trace row that owns the piece."""
     activity: UInt8s
+
+
+@dataclass(frozen=True, slots=True)
+class _Labels:
+    """What each event of the driving threads inherits, by trace row."""
+
     frame: Int32s
-    """Per trace row (-1 where not nested)."""
+    """-1 where not nested or none."""
     user_frame: Int32s
     phase: UInt8s
+    is_nested: npt.NDArray[np.bool_]
 
 
-def _thread_activity(trace: Trace, rows: npt.NDArray[np.intp], tree: Nest, strings: tuple[_Strings, _Strings]) -> tuple[Int32s, ...]:
+def _thread_activity(
+    trace: Trace, rows: npt.NDArray[np.intp], tree: Nest, strings: tuple[_Strings, _Strings]
+) -> tuple[Int32s, UInt8s, Int32s, Int32s, UInt8s]:
     """Per event of a thread: owning event (after labels pass on), activity, innermost frame, user frame, phase."""
     name, category = trace.name[rows], trace.category[rows]
     marked = (category == Category.ANNOTATION) | (category == Category.OVERHEAD)
     plain, annotated = strings
-    own_phase = np.where(marked, annotated.phase[name], plain.phase[name]).astype(np.int32)
-    owns = np.where(marked, annotated.owns[name], plain.owns[name]).astype(np.int32)
+    phase = np.where(marked, annotated.phase[name], plain.phase[name])
+    owns = np.where(marked, annotated.owns[name], plain.owns[name])
     owns[category == Category.OVERHEAD] = Owns.NOBODY
     index = np.arange(len(rows), dtype=np.int32)
     is_frame = category == Category.PYTHON
     nothing = np.int32(-1)
-    phase, frame, user, owner, hiding = inherit(
-        [
-            np.where(own_phase > 0, own_phase, nothing),
-            np.where(is_frame & (owns != Owns.PARENT) & _has_location(trace, rows), index, nothing),
-            np.where(is_frame & plain.is_user[name], index, nothing),
-            np.where(owns == Owns.PARENT, nothing, index),
-            # The profiler's frames hide all that they call.
-            np.where(owns == Owns.NOBODY, np.int32(1), nothing),
-        ],
-        tree.parent,
-        tree.depth,
-    )
-    phase[phase < 0] = 0
-    hidden = hiding == 1
-    activity = np.empty(len(rows), np.int32)
+    frame = np.where(is_frame & (owns != Owns.PARENT) & _has_location(trace, rows), index, nothing)
+    user = np.where(is_frame & plain.is_user[name], index, nothing)
+    owner = np.where(owns == Owns.PARENT, nothing, index)
+    # The profiler's frames hide all that they call.
+    hidden = (owns == Owns.NOBODY).astype(np.uint8)
+    del index, is_frame
+    inherit([phase, frame, user, owner, hidden], tree.parent, tree.depth)
+    activity = np.empty(len(rows), np.uint8)
     for kind, of_category in _CATEGORY_ACTIVITY.items():
         activity[category == kind] = of_category
     # The engine's wrapper does no arithmetic of its own: what it owns itself is a hook or other code that it calls.
@@ -245,9 +246,9 @@ def _thread_activity(trace: Trace, rows: npt.NDArray[np.intp], tree: Nest, strin
     for part, of_phase in _PHASE_ACTIVITY.items():
         # Inside of these a wait or a copy is part of the thing (a loader's queue, a save's device-to-host copy).
         activity[(phase == part) & (owns != Owns.ALLOCATOR)] = of_phase
-    owner_activity = np.where(owner >= 0, activity[np.maximum(owner, 0)], _NOBODY)
-    owner_activity[hidden] = _NOBODY
-    return owner, owner_activity.astype(np.int32), frame, user, phase
+    owner_activity = np.where(owner >= 0, activity[owner], np.uint8(_NOBODY))
+    owner_activity[hidden > 0] = _NOBODY
+    return owner, owner_activity, frame, user, phase
 
 
 def _has_location(trace: Trace, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
@@ -260,7 +261,9 @@ def _driving_tracks(trace: Trace, rows: npt.NDArray[np.intp], strings: _Strings)
     if not len(rows):
         return -1, []
     track, name = trace.track[rows], trace.name[rows]
-    weight = np.bincount(track, weights=np.where(trace.category[rows] != Category.OVERHEAD, 1.0, 0.0), minlength=len(trace.tracks))
+    weight = np.bincount(
+        track, weights=np.where(trace.category[rows] != Category.OVERHEAD, 1.0, 0.0), minlength=len(trace.tracks)
+    )
     autograd = np.unique(track[strings.is_autograd[name]])
     marked = _named(trace, "ProfilerStep#", (Category.ANNOTATION, Category.CPU_OP))
     loader = _named(trace, "enumerate(DataLoader)#", (Category.ANNOTATION, Category.CPU_OP))
@@ -279,42 +282,30 @@ def _driving_tracks(trace: Trace, rows: npt.NDArray[np.intp], strings: _Strings)
     return main, [int(t) for t in autograd if t != main]
 
 
-def _host(trace: Trace, window: tuple[int, int]) -> tuple[_Host, tuple[tuple[int, float, str], ...]]:
+def _host(trace: Trace, window: tuple[int, int]) -> tuple[_Host, _Labels, tuple[tuple[int, float, str], ...]]:
     # Step markers begin inside of one profiler call and end inside of the next: they nest in nothing.
     markers = np.array([text.startswith("ProfilerStep#") for text in trace.strings] or [False], bool)
     all_rows = np.flatnonzero(np.isin(trace.category, _HOST) & (trace.dur_ns > 0) & ~markers[trace.name])
     strings = _read_strings(trace, all_rows)
     main, autograd = _driving_tracks(trace, all_rows, strings[0])
     n = len(trace)
-    frame = np.full(n, -1, np.int32)
-    user_frame = np.full(n, -1, np.int32)
-    phase = np.zeros(n, np.uint8)
-    parts: list[tuple[Int64s, Int64s, Int32s, Int32s]] = []
+    labels = _Labels(np.full(n, -1, np.int32), np.full(n, -1, np.int32), np.zeros(n, np.uint8), np.zeros(n, bool))
+    parts: list[_Host] = []
     taken = Cover.of(np.empty(0, np.int64), np.empty(0, np.int64))
-    rows_of: list[npt.NDArray[np.intp]] = []
+    track_of = trace.track[all_rows]
     for track in [*autograd, main]:
-        rows = all_rows[trace.track[all_rows] == track]
-        rows_of.append(rows)
-        start = trace.ts_ns[rows]
-        tree = nest(start, start + trace.dur_ns[rows])
-        owner, activity, own_frame, own_user, own_phase = _thread_activity(trace, rows, tree, strings)
-        frame[rows] = np.where(own_frame >= 0, rows[own_frame], -1)
-        user_frame[rows] = np.where(own_user >= 0, rows[own_user], -1)
-        phase[rows] = own_phase
-        low, high = np.maximum(tree.start, window[0]), np.minimum(tree.end, window[1])
-        keep = (high > low) & (activity[tree.owner] != _NOBODY)
-        low, high, piece = low[keep], high[keep], tree.owner[keep]
-        if track == main and len(taken.starts):
-            low, high, piece = _cut(low, high, piece, taken)
-        else:
-            taken = taken.joined(Cover.of(low, high))
-        parts.append((low, high, rows[owner[piece]].astype(np.int32), activity[piece]))
+        part = _thread(trace, all_rows[track_of == track], strings, window, labels, taken if track == main else None)
+        if track != main:
+            taken = taken.joined(Cover.of(part.start, part.end))
+        parts.append(part)
     idle_tracks = sorted(set(np.unique(trace.track[all_rows]).tolist()) - {main, *autograd})
     length = max(window[1] - window[0], 1)
     threads = []
     for track in idle_tracks:
         rows = all_rows[(trace.track[all_rows] == track) & (trace.category[all_rows] != Category.ANNOTATION)]
-        cover = Cover.of(np.maximum(trace.ts_ns[rows], window[0]), np.minimum(trace.ts_ns[rows] + trace.dur_ns[rows], window[1]))
+        cover = Cover.of(
+            np.maximum(trace.ts_ns[rows], window[0]), np.minimum(trace.ts_ns[rows] + trace.dur_ns[rows], window[1])
+        )
         if int(cover.before[-1]) > 0:
             frames = rows[(trace.category[rows] == Category.PYTHON) & strings[0].is_user[trace.name[rows]]]
             longest = ""
@@ -322,21 +313,42 @@ def _host(trace: Trace, window: tuple[int, int]) -> tuple[_Host, tuple[tuple[int
                 seen = read_host_name(trace.strings[trace.name[frames[trace.dur_ns[frames].argmax()]]])
                 longest = f"{seen.text} ({seen.location})"
             threads.append((int(track), float(cover.before[-1]) / length, longest))
-    if not parts:
-        empty = np.empty(0, np.int64)
-        parts.append((empty, empty, empty.astype(np.int32), empty.astype(np.int32)))
-        rows_of.append(np.empty(0, np.intp))
-    host = _Host(
-        rows=np.concatenate(rows_of),
-        start=np.concatenate([p[0] for p in parts]),
-        end=np.concatenate([p[1] for p in parts]),
-        event=np.concatenate([p[2] for p in parts]),
-        activity=np.concatenate([p[3] for p in parts]).astype(np.uint8),
-        frame=frame,
-        user_frame=user_frame,
-        phase=phase,
-    )
-    return host, tuple(threads)
+    host = _Host(*(_concatenated([getattr(part, name) for part in parts]) for name in _Host.__slots__))
+    return host, labels, tuple(threads)
+
+
+def _thread(
+    trace: Trace,
+    rows: npt.NDArray[np.intp],
+    strings: tuple[_Strings, _Strings],
+    window: tuple[int, int],
+    labels: _Labels,
+    taken: Cover | None,
+) -> _Host:
+    """The pieces of one thread, less `taken`; fills `labels` in."""
+    start = trace.ts_ns[rows]
+    tree = nest(start, start + trace.dur_ns[rows])
+    owner, activity, frame, user_frame, phase = _thread_activity(trace, rows, tree, strings)
+    labels.frame[rows] = np.where(frame >= 0, rows[frame], -1)
+    labels.user_frame[rows] = np.where(user_frame >= 0, rows[user_frame], -1)
+    labels.phase[rows] = phase
+    labels.is_nested[rows] = True
+    del start, frame, user_frame, phase
+    owner = rows.astype(np.int32)[owner]
+    # The tree is not needed any more: cut its pieces where they are.
+    low, high = np.maximum(tree.start, window[0], out=tree.start), np.minimum(tree.end, window[1], out=tree.end)
+    keep = np.flatnonzero((high > low) & (activity[tree.owner] != _NOBODY))
+    low, high, piece = low[keep], high[keep], tree.owner[keep]
+    del tree, keep
+    if taken is not None and len(taken.starts):
+        low, high, piece = _cut(low, high, piece, taken)
+    return _Host(low, high, owner[piece], activity[piece])
+
+
+def _concatenated(parts: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """All parts in one, without a copy where one alone holds anything."""
+    filled = [part for part in parts if len(part)]
+    return np.concatenate(filled) if len(filled) > 1 else (filled or parts)[0]
 
 
 def _cut(start: Int64s, end: Int64s, what: Int32s, away: Cover) -> tuple[Int64s, Int64s, Int32s]:
@@ -345,7 +357,9 @@ def _cut(start: Int64s, end: Int64s, what: Int32s, away: Cover) -> tuple[Int64s,
     return _split(start, end, what, edges, away)
 
 
-def _split(start: Int64s, end: Int64s, what: Int32s, edges: Int64s, away: Cover | None = None) -> tuple[Int64s, Int64s, Int32s]:
+def _split(
+    start: Int64s, end: Int64s, what: Int32s, edges: Int64s, away: Cover | None = None
+) -> tuple[Int64s, Int64s, Int32s]:
     """Pieces cut at each edge inside of them; parts within `away` are left out."""
     low = np.searchsorted(edges, start, side="right")
     high = np.searchsorted(edges, end, side="left")
@@ -371,53 +385,54 @@ def critical_spans(trace: Trace) -> CriticalPath:
     iterations = iterations_of(trace)
     window = int(iterations.bounds_ns[0]), int(iterations.bounds_ns[-1])
     n = len(trace)
-    end_ns = trace.ts_ns + trace.dur_ns
     is_transfer = np.zeros(n, bool)
     is_transfer[trace.collectives.event[trace.collectives.transfers]] = True
-    clipped = (trace.dur_ns > 0) & (trace.ts_ns < window[1]) & (end_ns > window[0])
+    clipped = (trace.dur_ns > 0) & (trace.ts_ns < window[1]) & (trace.ts_ns + trace.dur_ns > window[0])
     is_device = np.isin(trace.category, (Category.KERNEL, Category.COPY, Category.MEMSET))
-    spans: list[tuple[Int64s, Int64s, Int64s, Int32s, UInt8s]] = []
+    spans: list[_Spans] = []
 
     def claim(rows: npt.NDArray[np.intp], activity: Activity, above: Cover) -> Cover:
         """Give each event what neither stronger owners nor an earlier sibling hold; returns the union of both."""
-        low, high = np.maximum(trace.ts_ns[rows], window[0]), np.minimum(end_ns[rows], window[1])
+        ts = trace.ts_ns[rows]
+        low, high = np.maximum(ts, window[0]), np.minimum(ts + trace.dur_ns[rows], window[1])
         part = first_come_parts(low, high)
-        keep = high > part
-        start, end, kept = part[keep], high[keep], rows[keep].astype(np.int32)
-        owned = above.outside(start, end)
-        spans.append((start, end, owned, kept, np.full(len(kept), activity, np.uint8)))
+        keep = np.flatnonzero(high > part)
+        what = np.full(len(keep), activity, np.uint8)
+        spans.append(_outside(part[keep], high[keep], rows[keep].astype(np.int32), what, above))
         return above.joined(Cover.of(low, high))
 
     nothing = Cover.of(np.empty(0, np.int64), np.empty(0, np.int64))
-    compute = claim(np.flatnonzero(clipped & (trace.category == Category.KERNEL) & ~is_transfer), Activity.COMPUTE, nothing)
-    device_work = claim(np.flatnonzero(clipped & is_device & (trace.category != Category.KERNEL)), Activity.MEMORY, compute)
+    compute = claim(
+        np.flatnonzero(clipped & (trace.category == Category.KERNEL) & ~is_transfer), Activity.COMPUTE, nothing
+    )
+    device_work = claim(
+        np.flatnonzero(clipped & is_device & (trace.category != Category.KERNEL)), Activity.MEMORY, compute
+    )
     device = claim(np.flatnonzero(clipped & is_device & is_transfer), Activity.COLLECTIVE, device_work)
     has_device = bool(is_device.any())
 
-    host, threads = _host(trace, window)
+    host, labels, threads = _host(trace, window)
     if has_device:
         host = _give_gaps_to_syncs(trace, host, device, window)
     waiting = host.activity == Activity.WAIT
-    working = ~waiting
-    spans.append(_outside(host, working, device))
-    host_work = Cover.of(host.start[working], host.end[working])
+    free, held = (_where(host, which) for which in (~waiting, waiting))
+    del host, waiting
+    spans.append(_outside(free.start, free.end, free.event, free.activity, device))
+    host_work = Cover.of(free.start, free.end)
+    del free
     work = device_work.joined(host_work)
     busy = device.joined(host_work)
     busy = claim(np.flatnonzero(clipped & ~is_device & is_transfer), Activity.COLLECTIVE, busy)
-    spans.append(_outside(host, waiting, busy))
+    spans.append(_outside(held.start, held.end, held.event, held.activity, busy))
+    del held, busy, clipped, is_transfer
 
-    start = np.concatenate([s[0] for s in spans])
-    end = np.concatenate([s[1] for s in spans])
-    owned = np.concatenate([s[2] for s in spans])
-    event = np.concatenate([s[3] for s in spans])
-    activity = np.concatenate([s[4] for s in spans])
-    keep = owned > 0
-    start, end, owned, event, activity = start[keep], end[keep], owned[keep], event[keep], activity[keep]
-    start, end, owned, event, activity, iteration = _by_iteration(start, end, owned, event, activity, iterations.bounds_ns)
-    launch = _launch_rows(trace, host.rows)
+    columns = [list(column) for column in zip(*spans, strict=True)]
+    del spans[:]
+    start, end, owned, event, activity = _by_iteration(columns, iterations.bounds_ns)
+    launch = _launch_rows(trace, labels.is_nested)
     source = np.where(is_device[event], launch[event], event)
+    del launch, is_device
     known = source >= 0
-    safe = np.maximum(source, 0)
     length = max(iterations.window_ns, 1)
     return CriticalPath(
         iterations=iterations,
@@ -426,10 +441,10 @@ def critical_spans(trace: Trace) -> CriticalPath:
         owned_ns=owned,
         event=event,
         activity=activity,
-        iteration=iteration,
-        frame=np.where(known, host.frame[safe], -1).astype(np.int32),
-        user_frame=np.where(known, host.user_frame[safe], -1).astype(np.int32),
-        phase=np.where(known, host.phase[safe], 0).astype(np.uint8),
+        iteration=np.searchsorted(iterations.bounds_ns[1:-1], start, side="right").astype(np.int32),
+        frame=np.where(known, labels.frame[source], np.int32(-1)),
+        user_frame=np.where(known, labels.user_frame[source], np.int32(-1)),
+        phase=np.where(known, labels.phase[source], np.uint8(0)),
         work=work,
         has_device=has_device,
         threads=threads,
@@ -437,40 +452,59 @@ def critical_spans(trace: Trace) -> CriticalPath:
     )
 
 
-def _outside(host: _Host, which: npt.NDArray[np.bool_], above: Cover) -> tuple[Int64s, Int64s, Int64s, Int32s, UInt8s]:
-    start, end = host.start[which], host.end[which]
-    return start, end, above.outside(start, end), host.event[which], host.activity[which]
+_Spans: TypeAlias = tuple[Int64s, Int64s, Int64s, Int32s, UInt8s]
+"""start, end, owned, event, activity"""
 
 
-def _by_iteration(
-    start: Int64s, end: Int64s, owned: Int64s, event: Int32s, activity: UInt8s, bounds: Int64s
-) -> tuple[Int64s, Int64s, Int64s, Int32s, UInt8s, Int32s]:
-    """Cut the few spans that cross an iteration boundary; what they own is shared out by length."""
+def _outside(start: Int64s, end: Int64s, event: Int32s, activity: UInt8s, above: Cover) -> _Spans:
+    """Spans that own something when stronger owners have taken theirs."""
+    owned = above.outside(start, end)
+    if bool((owned > 0).all()):
+        return start, end, owned, event, activity
+    keep = np.flatnonzero(owned > 0)
+    return start[keep], end[keep], owned[keep], event[keep], activity[keep]
+
+
+def _where(host: _Host, which: npt.NDArray[np.bool_]) -> _Host:
+    if bool(which.all()):
+        return host
+    rows = np.flatnonzero(which)
+    return _Host(host.start[rows], host.end[rows], host.event[rows], host.activity[rows])
+
+
+def _by_iteration(columns: list[list[npt.NDArray[Any]]], bounds: Int64s) -> list[npt.NDArray[Any]]:
+    """The parts of `_Spans` put together and cut at iteration boundaries; what the few that cross one own is shared out
+    by length. Takes `columns` apart while it goes, so that only one of them is held twice.
+    """
     inner = bounds[1:-1]
+    start, end, owned = (_concatenated(columns[k]) for k in range(3))
     crossing = np.searchsorted(inner, start, side="right") != np.searchsorted(inner, end, side="left")
-    if crossing.any():
-        rows = np.flatnonzero(crossing)
-        low, high, index = _split(start[rows], end[rows], rows.astype(np.int32), inner)
-        share = owned[index] * ((high - low) / (end[index] - start[index]))
-        start = np.concatenate([start[~crossing], low])
-        end = np.concatenate([end[~crossing], high])
-        event = np.concatenate([event[~crossing], event[index]])
-        activity = np.concatenate([activity[~crossing], activity[index]])
-        owned = np.concatenate([owned[~crossing], np.rint(share).astype(np.int64)])
-    iteration = np.searchsorted(inner, start, side="right").astype(np.int32)
-    return start, end, owned, event, activity, iteration
+    rows = np.flatnonzero(crossing)
+    low, high, index = _split(start[rows], end[rows], rows.astype(np.int32), inner)
+    share = np.rint(owned[index] * ((high - low) / (end[index] - start[index]))).astype(np.int64)
+    del start, end, owned
+    rest = np.flatnonzero(~crossing) if len(rows) else rows
+    whole = []
+    for pieces in (low, high, share, None, None):
+        column = _concatenated(columns.pop(0))
+        if len(rows):
+            column = np.concatenate([column[rest], column[index] if pieces is None else pieces])
+        whole.append(column)
+    return whole
 
 
-def _launch_rows(trace: Trace, host_rows: npt.NDArray[np.intp]) -> Int32s:
+def _launch_rows(trace: Trace, is_nested: npt.NDArray[np.bool_]) -> Int32s:
     """Per event the row of the host call that launched it; -1 = unknown. Graph replays share their launch."""
     launch = np.full(len(trace), -1, np.int32)
-    callers = host_rows[(trace.correlation[host_rows] > 0) & (trace.category[host_rows] == Category.RUNTIME)]
+    callers = np.flatnonzero(is_nested & (trace.correlation > 0) & (trace.category == Category.RUNTIME))
     if not len(callers):
         return launch
     ids = trace.correlation[callers]
     order = np.argsort(ids, kind="stable")
     ids, callers = ids[order], callers[order]
-    rows = np.flatnonzero(np.isin(trace.category, (Category.KERNEL, Category.COPY, Category.MEMSET)) & (trace.correlation > 0))
+    rows = np.flatnonzero(
+        np.isin(trace.category, (Category.KERNEL, Category.COPY, Category.MEMSET)) & (trace.correlation > 0)
+    )
     at = np.minimum(np.searchsorted(ids, trace.correlation[rows]), len(ids) - 1)
     found = ids[at] == trace.correlation[rows]
     launch[rows[found]] = callers[at[found]]
@@ -491,7 +525,12 @@ def _give_gaps_to_syncs(trace: Trace, host: _Host, device: Cover, window: tuple[
     # A sync drained the queue if the device fell idle while it waited.
     gap = np.searchsorted(low, host.end[syncs], side="right") - 1
     gap = np.maximum(gap, 0)
-    drained = (low[gap] <= host.end[syncs]) & (host.end[syncs] <= high[gap]) & (low[gap] >= host.start[syncs]) & (low[gap] > window[0])
+    drained = (
+        (low[gap] <= host.end[syncs])
+        & (host.end[syncs] <= high[gap])
+        & (low[gap] >= host.start[syncs])
+        & (low[gap] > window[0])
+    )
     if not drained.any():
         return host
     sync_of = np.full(len(low), -1, np.int64)
@@ -512,12 +551,8 @@ def _give_gaps_to_syncs(trace: Trace, host: _Host, device: Cover, window: tuple[
     edges = np.unique(np.concatenate([filled.starts, filled.ends]))
     rest_start, rest_end, rest = _split(low[used], high[used], sync_of[used].astype(np.int32), edges, filled)
     return _Host(
-        rows=host.rows,
         start=np.concatenate([host.start, rest_start]),
         end=np.concatenate([host.end, rest_end]),
         event=np.concatenate([event, host.event[rest]]),
         activity=np.concatenate([activity, np.full(len(rest), Activity.SYNC, np.uint8)]),
-        frame=host.frame,
-        user_frame=host.user_frame,
-        phase=host.phase,
     )

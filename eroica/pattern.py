@@ -206,6 +206,9 @@ def _patterns(trace: Trace, path: CriticalPath, samples: Samples | None) -> tupl
     for track, share, function in path.threads:
         name = function or trace.track_names[track] or f"thread {trace.tracks[track][1]}"
         threads[name] = threads.get(name, 0.0) + share
+    mean, spread, source = utilisation_of(trace, path, samples)
+    measured = np.flatnonzero(np.isfinite(mean))
+    mean, spread, source = mean[measured], spread[measured], source[measured]
     text, texts = _texts(trace, path)
     frame, frames, _ = _locations(trace, path.frame)
     user, users, user_functions = _locations(trace, path.user_frame)
@@ -220,24 +223,21 @@ def _patterns(trace: Trace, path: CriticalPath, samples: Samples | None) -> tupl
     order = np.argsort(-owned, kind="stable")[:MAX_FUNCTIONS]
     cutoff = float(np.sort(owned)[::-1][MAX_FUNCTIONS] / window_ns) if len(keys) > MAX_FUNCTIONS else 0.0
 
-    mean, spread, source = utilisation_of(trace, path, samples)
-    measured = np.flatnonzero(np.isfinite(mean))
     of_measured = group[measured]
-    weight, value, inside = path.owned_ns[measured].astype(np.float64), mean[measured], spread[measured]
+    weight = path.owned_ns[measured].astype(np.float64)
     total = np.bincount(of_measured, weights=weight, minlength=len(keys))
     with np.errstate(invalid="ignore", divide="ignore"):
-        mu = np.bincount(of_measured, weights=weight * value, minlength=len(keys)) / total
+        mu = np.bincount(of_measured, weights=weight * mean, minlength=len(keys)) / total
         over = np.sqrt(
-            np.maximum(np.bincount(of_measured, weights=weight * value**2, minlength=len(keys)) / total - mu**2, 0)
+            np.maximum(np.bincount(of_measured, weights=weight * mean**2, minlength=len(keys)) / total - mu**2, 0)
         )
-        inner_weight = np.where(np.isfinite(inside), weight, 0)
+        inner_weight = np.where(np.isfinite(spread), weight, 0)
         inner = np.bincount(
-            of_measured, weights=inner_weight * np.nan_to_num(inside), minlength=len(keys)
+            of_measured, weights=inner_weight * np.nan_to_num(spread), minlength=len(keys)
         ) / np.bincount(of_measured, weights=inner_weight, minlength=len(keys))
     sigma = np.where(np.isfinite(inner), inner, over)
     group_source = np.zeros(len(keys), np.uint8)
-    np.maximum.at(group_source, of_measured, source[measured])
-    del mean, spread, source
+    np.maximum.at(group_source, of_measured, source)
 
     first = _first_spans(path.event, group, len(trace), len(keys))
     executions = np.bincount(group[first], minlength=len(keys)) / max(count, 1)
@@ -271,6 +271,8 @@ def _patterns(trace: Trace, path: CriticalPath, samples: Samples | None) -> tupl
                     user_function=user_functions[user[heaviest]],
                 )
             )
+    # With a million spans each of these takes as much memory as several columns of the trace.
+    del by_group, text, frame, user, on_device
     patterns = Patterns(
         functions=tuple(functions),
         beta=(owned[order] / window_ns).astype(np.float32),
@@ -283,14 +285,15 @@ def _patterns(trace: Trace, path: CriticalPath, samples: Samples | None) -> tupl
         activity_beta=activity_beta.astype(np.float32),
         threads=tuple(sorted(threads.items(), key=lambda item: (-item[1], item[0]))[:8]),
     )
-    place = np.full(len(keys), -1, np.int32)
+    # Functions that are not told share one row behind the others.
+    place = np.full(len(keys), len(order), np.int32)
     place[order] = np.arange(len(order))
     of_span = place[group]
-    shape = (len(order), count)
-    rows = np.flatnonzero(of_span >= 0)
-    seconds = _sums(of_span[rows], path.iteration[rows], path.owned_ns[rows] / 1e9, shape)
-    rows = first[told & (of_span[first] >= 0)]
-    step_work = _sums(of_span[rows], path.iteration[rows], trace.work[path.event[rows]], shape)
+    del group
+    shape = (len(order) + 1, count)
+    seconds = _sums(of_span, path.iteration, path.owned_ns / 1e9, shape)[:-1]
+    rows = first[told]
+    step_work = _sums(of_span[rows], path.iteration[rows], trace.work[path.event[rows]], shape)[:-1]
     return patterns, _peaks(seconds, step_work, np.array([f.activity in OWN_WORK for f in functions], bool))
 
 
