@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from eroica.causes import Cause, cause_of
+from eroica.causes import Cause, busy_thread, cause_of
 from eroica.collectives import Float64s
 from eroica.critical_path import OWN_WORK, Activity
 from eroica.localization import EFFECT_FLOOR, Localization, Roles, family_quantile, nan_median
@@ -30,10 +30,11 @@ SPREAD_FLOOR = 0.002
 """Devices of one model differ by a few tenths of a percent; a smaller spread of own times is luck of few ranks."""
 HOST_SPREAD_FLOOR = 0.015
 """The same for operators and Python on CPU jobs, where the operating system moves threads about."""
-HOST_DIFFUSE_EFFECT = 0.15
-"""On CPU jobs, operators that are slower all over the place name nothing that can be mended: other processes on a
-busy host
-do that to any rank, so a small excess of this kind is not a finding."""
+HOST_DIFFUSE_EFFECT = 0.25
+"""On CPU jobs, operators and Python that are slower all over the place name nothing that can be mended: other processes
+on a busy host do that to any rank, so a small excess of this kind is not a finding."""
+HOST_CONTENDED_EFFECT = 0.08
+"""Unless another thread of the rank is seen to compete for the interpreter."""
 HOST_SINGLE_EFFECT = 0.03
 """On CPU jobs one operator or Python function must cost this share of the iteration."""
 PART_FLOOR = 0.25
@@ -165,7 +166,9 @@ def stable_rises(stacked: Stacked, roles: Roles, where: Localization, iteration_
                 rise = float(excess[m])
                 single = _single_function(stacked, where, row, activity, members[peers])
                 if activity in _DIFFUSE and host_only and (activity != Activity.PYTHON or single < 0.6 * rise):
-                    if rise < max(limit, HOST_DIFFUSE_EFFECT * iteration_s):
+                    contended = busy_thread(stacked, members[m : m + 1], members[peers])
+                    effect = HOST_CONTENDED_EFFECT if contended else HOST_DIFFUSE_EFFECT
+                    if rise < max(limit, effect * iteration_s):
                         continue
                 elif rise <= limit and single < 0.6 * rise:
                     continue

@@ -161,7 +161,7 @@ BUSY_THREAD = 0.2
 interpreter."""
 
 
-def _busy_thread(stacked: Stacked, ranks: npt.NDArray[np.intp], peers: npt.NDArray[np.intp]) -> str:
+def busy_thread(stacked: Stacked, ranks: npt.NDArray[np.intp], peers: npt.NDArray[np.intp]) -> str:
     """Sentence about a host thread that runs on these ranks and not on their peers; "" if there is none."""
     mine = [dict(stacked.summaries[w].patterns.threads) for w in ranks]
     # Threads are named by numbers that differ from rank to rank, so only their sum compares.
@@ -223,7 +223,7 @@ def cause_of(
         if np.isfinite(ratio) and ratio < 0.9:
             return Cause("host_device_copy", True, f"copies reach {ratio:.0%} of the peers' bandwidth", same_work)
         return Cause("host_device_copy", bool(same_work), "copies of the same size take longer", same_work)
-    busy = _busy_thread(stacked, ranks, peers)
+    busy = busy_thread(stacked, ranks, peers)
     if busy and activity in (Activity.OPERATOR, Activity.LAUNCH, Activity.PYTHON) and not spot:
         return Cause(
             "gil_contention", False, f"{busy}, and all host functions of the training thread take longer", same_work
@@ -240,4 +240,6 @@ def cause_of(
         if activity == Activity.OPERATOR and phase == Phase.OPTIMIZER:
             return Cause("unknown", False, "optimizer operators take longer on the host", same_work)
         return Cause("unknown", False, "operators take longer on the host and no CPU counter tells why", same_work)
+    if not spot:
+        return Cause("host_python", False, "Python on the training thread takes longer, in no one function", ())
     return Cause("host_python", True, "the time is spent in Python on the training thread", ())

@@ -119,7 +119,7 @@ def find_traces(paths: str | Path | Sequence[str | Path]) -> TraceSet:
                 raise UserError(f"{item}: no such file or directory; give trace files, a directory of them or a glob")
             for match in matches:
                 offered += _files_of(match) if match.is_dir() else [match]
-    return _resolve(named, offered)
+    return _resolve(named, offered, ", ".join(str(item) for item in paths[:3]) + (", ..." if len(paths) > 3 else ""))
 
 
 def _files_of(directory: Path) -> list[Path]:
@@ -138,7 +138,7 @@ def _looks_like_trace(path: Path) -> bool:
         return False
 
 
-def _resolve(named: Sequence[Path], offered: Sequence[Path]) -> TraceSet:
+def _resolve(named: Sequence[Path], offered: Sequence[Path], place: str) -> TraceSet:
     notes: list[str] = []
     ignored: list[tuple[str, str]] = []
     by_manifest: dict[str, int] = {}
@@ -186,9 +186,9 @@ def _resolve(named: Sequence[Path], offered: Sequence[Path]) -> TraceSet:
                 ranked.append(TraceFile(str(path), rank))
     ranked += _number(ranked, unranked, notes)
     if not ranked:
-        where = f"; {len(ignored)} files were looked at" if ignored else ""
+        looked = f" among {len(ignored)} files" if ignored else ""
         raise UserError(
-            f"no trace files found{where}; eroica reads Kineto JSON, plain or gzip, and op timelines in parquet"
+            f"{place}: no trace files found{looked}; eroica reads Kineto JSON, plain or gzip, and op timelines in parquet"
         )
     _refuse_clashes(ranked)
     if len(sizes) > 1:
