@@ -188,7 +188,8 @@ def _resolve(named: Sequence[Path], offered: Sequence[Path], place: str) -> Trac
     if not ranked:
         looked = f" among {len(ignored)} files" if ignored else ""
         raise UserError(
-            f"{place}: no trace files found{looked}; eroica reads Kineto JSON, plain or gzip, and op timelines in parquet"
+            f"{place}: no trace files found{looked}; eroica reads Kineto JSON, plain or gzip, "
+            "and op timelines in parquet"
         )
     _refuse_clashes(ranked)
     if len(sizes) > 1:
