@@ -1,9 +1,8 @@
 """Roots, not victims: which ranks did more own work than their peers, in which functions, always or in turn.
 
 A rank is a root only if its own time exceeds its role's by the effect floor in named functions; waiting never makes a
-root,
-and a late rank without own excess is a victim of something else. An excess that moves over ranks has no culprit rank.
-Roles are compared with each other as roles. Used by `diagnosis`, which words and prices what is found here.
+root, and a late rank without own excess is a victim of something else. An excess that moves over ranks has no culprit
+rank. Roles are compared with each other as roles. Used by `diagnosis`, which words and prices what is found here.
 """
 
 from __future__ import annotations
@@ -82,8 +81,7 @@ def reference(own_s: Float64s, floor_s: float) -> tuple[float, Float64s]:
     """Own time of a role's healthy ranks, and each rank's excess over it. Seconds.
 
     The median, unless the role falls into two populations and the slower is no clear majority: then the faster one's
-    median,
-    since a median between two populations is nobody's (design section 4: the slower of two).
+    median, since a median between two populations is nobody's (design section 4: the slower of two).
     """
     middle = float(np.nanmedian(own_s))
     if len(own_s) >= 2:
@@ -130,10 +128,9 @@ def _scale_floor(activity: Activity, host_only: bool) -> float:
 def stable_rises(stacked: Stacked, roles: Roles, where: Localization, iteration_s: float) -> list[Rise]:
     """Ranks that always do more own work of some kind than their peers.
 
-    Tested kind by kind, since noise in one (operators on a busy CPU) would hide a plain excess in another (input).
-    The rank's
-    whole own time must exceed its peers', or the peers must wait for it, by part of the excess: what is made up for
-    elsewhere delays nobody.
+    Tested kind by kind, since noise in one (operators on a busy CPU) would hide a plain excess in another (input). The
+    rank's whole own time must exceed its peers', or the peers must wait for it, by part of the excess: what is made up
+    for elsewhere delays nobody.
     """
     found: list[Rise] = []
     floor_s = EFFECT_FLOOR * iteration_s

@@ -1,10 +1,8 @@
 """From an excess to a cause: what kind of own time it is, what could have caused it, and what to do about it.
 
 Rules, each with the signal that decides it and could have been absent. Used by `diagnosis`. Not here: who has the
-excess
-(own times and `localization`) and what it costs. A rule never looks at scenario names, only at activities, work,
-counts and
-counters; where two causes fit, the weaker claim is made.
+excess (own times and `localization`) and what it costs. A rule never looks at scenario names, only at activities,
+work, counts and counters; where two causes fit, the weaker claim is made.
 """
 
 from __future__ import annotations
@@ -187,8 +185,7 @@ def cause_of(
     spot: bool = True,
 ) -> Cause:
     """Cause of an excess of own time of one activity. `ranks`, `peers`: row indices; `excess_s`: per iteration;
-    `spot`: one
-    function holds most of it."""
+    `spot`: one function holds most of it."""
     columns = np.array([k for k, f in enumerate(stacked.functions) if f.activity == activity], np.intp)
     direct = {
         Activity.INPUT: ("input_pipeline", "the time is spent inside of the dataloader's next"),

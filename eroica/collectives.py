@@ -1,14 +1,10 @@
 """The ledger: where one rank's iterations went, and how long it was in the same collectives as the others.
 
-One rank first (`ledger_of`): per iteration its own work, exposed communication, waiting and idleness; and for a
-sample of at
-most 224 communications, the same on every rank by a rule that needs no talk, duration, exposed part and the work done
-before
-it. Then the join over ranks (`join`): the transfer is the shortest duration among the members, what a rank spent
-beyond it
-is waiting (clock-free; the last to arrive has the shortest duration). Only operations in which every member waits for
-every other are
-joined. Not here: who is to blame (`diagnosis`).
+One rank first (`ledger_of`): per iteration its own work, exposed communication, waiting and idleness; and for a sample
+of at most 224 communications, the same on every rank by a rule that needs no talk, duration, exposed part and the work
+done before it. Then the join over ranks (`join`): the transfer is the shortest duration among the members, what a rank
+spent beyond it is waiting (clock-free; the last to arrive has the shortest duration). Only operations in which every
+member waits for every other are joined. Not here: who is to blame (`diagnosis`).
 """
 
 from __future__ import annotations
@@ -143,8 +139,7 @@ def _channel_of(trace: Trace, row: int) -> Channel:
 
 def _iteration_of(trace: Trace, path: CriticalPath, rows: npt.NDArray[np.intp]) -> Int64s:
     """Iteration in which each communication was asked for: by its launch on the host where that is known, since a
-    device
-    may run behind its host by a different lead on each rank."""
+    device may run behind its host by a different lead on each rank."""
     asked = trace.ts_ns[rows].copy()
     on_device = (trace.category[rows] == Category.KERNEL) & (trace.correlation[rows] > 0)
     callers = np.flatnonzero((trace.category == Category.RUNTIME) & (trace.correlation > 0))
@@ -299,8 +294,8 @@ def ledger_of(trace: Trace, path: CriticalPath, peaks: Peaks) -> Ledger:
 def _positions(channel: Int32s, iteration: Int64s, sequence: Int64s, by_sequence: bool) -> Int32s:
     """Place of each communication among those of its channel and iteration, in order of entry.
 
-    Without iteration markers the sequence number is the place, where the trace has one: windows of different ranks need
-    not start at the same communication.
+    Without iteration markers the sequence number is the place, where the trace has one: windows of different ranks
+    need not start at the same communication.
     """
     if by_sequence and len(sequence) and bool((sequence >= 0).all()):
         return (sequence & 0x7FFF).astype(np.int32)
@@ -319,8 +314,8 @@ def sample(
     """At most `limit` communications, and the steps that are among them completely.
 
     Whole steps first, in a fixed pseudo-random order of step numbers; within a step by a hash of (channel, position).
-    The
-    choice of a rank with more communications is therefore a subset of its peers' choices: nothing needs to be agreed.
+    The choice of a rank with more communications is therefore a subset of its peers' choices: nothing needs to be
+    agreed.
     """
     if len(step) <= limit:
         return np.ones(len(step), bool), np.unique(step)

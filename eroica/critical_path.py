@@ -1,13 +1,11 @@
 """Which function owns each instant of a rank's window: the critical path of EROICA (arXiv 2506.08528), made definite.
 
 At each instant one function owns the time, or nobody: device compute before memory operations before collectives
-before the
-host; among siblings on different streams the one that started first. Host time belongs to the innermost event of the
-driving thread (the autograd thread while that one works). Waiting never owns what another event explains: a host call
-that waits for the device owns only the device's idleness, a wait for a collective owns nothing while the collective's
-own event
-is there. Not here: what a function is called (`names`), how spans become patterns (`pattern`), what a wait costs
-(`collectives`). Vectorised: intervals are subtracted by measuring unions, never by walking events.
+before the host; among siblings on different streams the one that started first. Host time belongs to the innermost
+event of the driving thread (the autograd thread while that one works). Waiting never owns what another event explains:
+a host call that waits for the device owns only the device's idleness, a wait for a collective owns nothing while the
+collective's own event is there. Not here: what a function is called (`names`), how spans become patterns (`pattern`),
+what a wait costs (`collectives`). Vectorised: intervals are subtracted by measuring unions, never by walking events.
 """
 
 from __future__ import annotations
@@ -520,11 +518,9 @@ def _launch_rows(trace: Trace, is_nested: npt.NDArray[np.bool_]) -> Int32s:
 def _give_gaps_to_syncs(trace: Trace, host: _Host, device: Cover, window: tuple[int, int]) -> _Host:
     """An idle device after a host sync that drained its queue belongs to that sync: refilling the queue is its cost.
 
-    Work that would leave the device idle in any case (input, checkpoint, compile, collection, allocator, a call out
-    of Python
-    that holds most of the gap, such as a write or a sleep) keeps its own time; plain Python frames do not, since with
-    a full
-    queue the device would not have noticed them.
+    Work that would leave the device idle in any case (input, checkpoint, compile, collection, allocator, a call out of
+    Python that holds most of the gap, such as a write or a sleep) keeps its own time; plain Python frames do not,
+    since with a full queue the device would not have noticed them.
     """
     syncs = np.flatnonzero(host.activity == Activity.SYNC)
     low, high = device.gaps(*window)

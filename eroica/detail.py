@@ -1,8 +1,7 @@
 """The numbers behind a diagnosis that a page draws: who spent how much of an iteration on what.
 
-Medians per rank and per group from stacked summaries, as `findings.Detail`. Used by `diagnosis` (waiting of each
-rank) and
-through it by `report`. Nothing is decided here.
+Medians per rank and per group from stacked summaries, as `findings.Detail`. Used by `diagnosis` (waiting of each rank)
+and through it by `report`. Nothing is decided here.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """From stacked summaries to an answer: who, what, why, what it costs, how sure, and who merely waits.
 
-`diagnose` puts together what `blame` (own time), `network` (transfers) and `localization` (distances) find, prices each
-finding by replay or ledger, orders them by what they cost and words them. Pure: no clock, file or socket; `context`
-carries
-all that no trace holds, and what is absent there is "not ruled out", never "fine". The JSON form is in `findings`.
+`diagnose` puts together what `blame` (own time), `network` (transfers) and `localization` (distances) find, prices
+each finding by replay or ledger, orders them by what they cost and words them. Pure: no clock, file or socket;
+`context` carries all that no trace holds, and what is absent there is "not ruled out", never "fine". The JSON form is
+in `findings`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """What a finding costs: seconds per iteration that come back if its ranks were like their peers.
 
 By replay where the communications of a step can be re-timed (several groups, sends and receives), else by the ledger:
-in a
-job whose ranks all meet in one group an iteration lasts as long as its slowest own work. The method is part of the
-answer.
-Used by `draft` and `diagnosis`.
+in a job whose ranks all meet in one group an iteration lasts as long as its slowest own work. The method is part of
+the answer. Used by `draft` and `diagnosis`.
 """
 
 from __future__ import annotations

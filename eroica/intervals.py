@@ -226,8 +226,8 @@ def inherit(
     parent: npt.NDArray[np.int32],
     depth: npt.NDArray[np.int32],
 ) -> None:
-    """In each label, put the nearest ancestor's value where an event has none: -1, or 0 in labels of 8 bits, which take
-    a quarter of the time. In place. Shapes (events,).
+    """In each label, put the nearest ancestor's value where an event has none: -1, or 0 in labels of 8 bits, which
+    take a quarter of the time. In place. Shapes (events,).
     """
     if not len(depth):
         return

@@ -2,8 +2,7 @@
 
 Pure: arrays and records in, arrays and records out. Used by `trace` (who wrote this file), `pattern` (which summary is
 whose), `localization` and `diagnosis` (peers, hosts). It is not a scheduler's view: a rank is known only by what its
-own
-trace or its environment says.
+own trace or its environment says.
 """
 
 from __future__ import annotations

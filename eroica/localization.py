@@ -1,9 +1,8 @@
 """Which cells (function, rank) are unusual: distance to expectation (D) and distance to peers (Delta).
 
 Differential observability (EROICA, arXiv 2506.08528): no clocks, no training data; ranks with the same role should
-behave
-alike. This module says where patterns differ and by how much; it names no root, since a victim's pattern differs too:
-`diagnosis` decides with own times. Arrays in, arrays out; a million ranks in seconds on one machine.
+behave alike. This module says where patterns differ and by how much; it names no root, since a victim's pattern
+differs too: `diagnosis` decides with own times. Arrays in, arrays out; a million ranks in seconds on one machine.
 """
 
 from __future__ import annotations
@@ -99,10 +98,8 @@ EXPECTED_BETA = {
 """Box of beta that experience expects of a function, by what it is.
 
 Host Python, input, collection and sync points own less than 1 % of a healthy iteration (arXiv 2506.08528 gives it for
-Python
-functions); copies hide behind compute; exposed communication above 30 % means that scaling has stopped paying;
-operators on
-the host are the compute of a CPU job. A prior for advice, never a blame."""
+Python functions); copies hide behind compute; exposed communication above 30 % means that scaling has stopped paying;
+operators on the host are the compute of a CPU job. A prior for advice, never a blame."""
 
 
 def roles_of(stacked: Stacked) -> Roles:
@@ -240,12 +237,10 @@ def localize(
     baseline_beta: Float32s | None = None,
 ) -> Localization:
     """Distances of every cell to expectation and to peers. Arrays (W, F); `baseline_beta`: (F,) of the job's own
-    healthy
-    window, which then is the expectation in place of the kind's box.
+    healthy window, which then is the expectation in place of the kind's box.
 
     Delta is the L1 distance to the role's component-wise median, each component over max(1.4826 MAD, floor); NaN
-    components
-    are left out. In roles of fewer than three ranks Delta has no direction: `unusual` is False there.
+    components are left out. In roles of fewer than three ranks Delta has no direction: `unusual` is False there.
     """
     num_ranks, num_functions = beta.shape
     shape = (len(roles.names), num_functions)

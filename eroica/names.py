@@ -1,10 +1,8 @@
 """What a function's name tells: its normal form, where it lives in source, and what part of an iteration it is.
 
 Works on strings alone. Used by `critical_path` (who owns an instant, and as what) and `pattern` (function identity).
-The
-tables are heuristics over names that torch, Kineto and Python give today; each row says what it stands for, and a
-name that
-no row knows is ordinary work of its own kind, never an error.
+The tables are heuristics over names that torch, Kineto and Python give today; each row says what it stands for, and a
+name that no row knows is ordinary work of its own kind, never an error.
 """
 
 from __future__ import annotations

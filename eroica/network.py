@@ -1,13 +1,10 @@
 """Slow transfers: which groups, and what they share: a host, a link between two hosts, or the job-wide fabric.
 
 The transfer of a collective is what remains when its members' waiting is taken out, so a rank that is slow elsewhere
-does not
-make it long. Groups of the same shape (same operations, sizes and member counts) are each other's reference; a lone
-group has only its own healthy window. A host is named when all groups through it are slow and no other is; a link
-when all
-groups over both of its hosts are slow and neither host is slow elsewhere. What groups cannot tell apart is said to be
-undecided.
-Used by `diagnosis`.
+does not make it long. Groups of the same shape (same operations, sizes and member counts) are each other's reference;
+a lone group has only its own healthy window. A host is named when all groups through it are slow and no other is; a
+link when all groups over both of its hosts are slow and neither host is slow elsewhere. What groups cannot tell apart
+is said to be undecided. Used by `diagnosis`.
 """
 
 from __future__ import annotations

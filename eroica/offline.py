@@ -1,10 +1,9 @@
 """The offline job: a folder of traces in, a diagnosis out.
 
-Finds the files, reads and summarizes each rank on its own (memory does not grow with the number of ranks), then stacks,
-localizes and diagnoses the summaries. Any `concurrent.futures` executor can do the reading, since a task gets a path
-and returns a few kilobytes; processes are the default. Used by the CLI, the demo and the MCP server. A rank whose
-file cannot
-be used is reported as missing with the reason; only when no file can be used does the job fail.
+Finds the files, reads and summarizes each rank on its own (memory does not grow with the number of ranks), then
+stacks, localizes and diagnoses the summaries. Any `concurrent.futures` executor can do the reading, since a task gets
+a path and returns a few kilobytes; processes are the default. Used by the CLI, the demo and the MCP server. A rank
+whose file cannot be used is reported as missing with the reason; only when no file can be used does the job fail.
 """
 
 from __future__ import annotations
@@ -119,8 +118,8 @@ def diagnose_paths(
 ) -> tuple[Diagnosis, Detail]:
     """Read, summarize, stack, localize, diagnose: what `eroica diagnose` does.
 
-    `baseline_paths`: traces of the same job when it was healthy. `executor` takes the place of `jobs` processes of
-    its own. Raises EroicaError with one sentence for people.
+    `baseline_paths`: traces of the same job when it was healthy. `executor` takes the place of `jobs` processes of its
+    own. Raises EroicaError with one sentence for people.
     """
     stacked, notes = stack_paths(paths, jobs=jobs, progress=progress, executor=executor)
     baseline = None

@@ -1,10 +1,9 @@
 """Behaviour patterns: each function of one rank as (beta, mu, sigma), and the summaries of many ranks stacked.
 
 `summarize` turns one rank's trace into a few kilobytes: the 40 functions that own most of the critical path, and the
-ledger.
-`stack` lines the summaries of many ranks up for comparison. EROICA (arXiv 2506.08528, "behaviour patterns") gives the
-three
-numbers; design section 4 fixes how they are computed here. Not here: comparing (`localization`), wire form (`codec`).
+ledger. `stack` lines the summaries of many ranks up for comparison. EROICA (arXiv 2506.08528, "behaviour patterns")
+gives the three numbers; design section 4 fixes how they are computed here. Not here: comparing (`localization`), wire
+form (`codec`).
 """
 
 from __future__ import annotations

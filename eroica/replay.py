@@ -1,10 +1,9 @@
 """What an iteration would last if some ranks did less work: the recorded communications re-timed in their order.
 
 Used by `diagnosis` to price a finding where a job has several groups or sends and receives, so that a delay travels
-along a
-path that the ledger alone cannot see. It replays the steps of which every rank told every communication; a rank's work
-between two communications is kept, a communication is done when its last member entered it plus its transfer. A replay
-that does not reproduce the recorded length is thrown away, never trusted.
+along a path that the ledger alone cannot see. It replays the steps of which every rank told every communication; a
+rank's work between two communications is kept, a communication is done when its last member entered it plus its
+transfer. A replay that does not reproduce the recorded length is thrown away, never trusted.
 """
 
 from __future__ import annotations
@@ -99,8 +98,7 @@ def prepare(ledgers: Sequence[Ledger]) -> Replay | None:
 
 def _time(ledgers: Sequence[Ledger], step: int, cuts: Mapping[int, Float64s]) -> float:
     """Length of one step, from the first rank's start to the last rank's end, all ranks starting together. Seconds;
-    NaN if
-    the recorded order cannot be replayed (communications that wait for each other in a circle)."""
+    NaN if the recorded order cannot be replayed (communications that wait for each other in a circle)."""
     rows = [np.flatnonzero(ledger.step == step) for ledger in ledgers]
     segments = [_segments(ledger, step) - cuts.get(w, 0.0) for w, ledger in enumerate(ledgers)]
     keys: list[list[tuple[str, int]]] = []

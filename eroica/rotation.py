@@ -32,8 +32,7 @@ def rotating_excess(stacked: Stacked, roles: Roles, iteration_s: float, stable: 
     """Excess of single steps that moves over ranks, or comes back on one rank every few steps; None if there is none.
 
     Peaks of what a `stable` root does too much of anyway belong to that finding. Where no own work peaks, idle time
-    may:
-    a hole that no event covers, which names no function and is a hypothesis at most.
+    may: a hole that no event covers, which names no function and is a hypothesis at most.
     """
     if stacked.own_s.shape[1] < 4 or len(stacked) < 2:
         return None

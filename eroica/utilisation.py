@@ -1,8 +1,7 @@
 """How hard a span used its resource: the mu and sigma of EROICA (arXiv 2506.08528), with the source of each number.
 
 Hardware counters where they were sampled, else what the trace itself holds (occupancy of kernels, bandwidth of
-copies), else
-NaN: not measured is never 0. Used by `pattern`.
+copies), else NaN: not measured is never 0. Used by `pattern`.
 """
 
 from __future__ import annotations
