@@ -102,6 +102,8 @@ def run(contender: Contender) -> Mapping[str, Any]:
 def interleave(contenders: Sequence[Contender], rounds: int, *, note: str = "") -> dict[str, Series]:
     """Each contender `rounds` times, in turn. One that fails drops out; the reason stays."""
     series = {contender.name: Series(contender.name) for contender in contenders}
+    if len(series) < len(contenders):
+        raise ValueError("interleave: two contenders have one name")
     for number in range(rounds):
         for contender in contenders:
             mine = series[contender.name]

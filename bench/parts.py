@@ -102,7 +102,7 @@ def reading(trace: Input, rounds: int, hta: Environment, json_tools: Environment
     if "HTA, its fastest (ijson)" in series:
         notes.append("HTA's fastest parser leaves Python frames out; the others keep all events.")
     return Table(
-        f"{trace.label}: reading {trace.megabytes:,.0f} MB, {trace.grown.num_events:,} events; rounds: {rounds}",
+        f"Reading {trace.label}, {trace.grown.num_events:,} events, one core, rounds: {rounds}",
         ("reader", "seconds", "MB/s", "times eroica's", "peak MB", "events"),
         tuple(rows),
         tuple(targets),

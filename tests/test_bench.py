@@ -68,6 +68,12 @@ def test_a_measurement_that_fails_says_why_and_leaves_the_others_in(tmp_path: Pa
     assert not series["bad"].rounds and "no such parser" in series["bad"].problem
 
 
+def test_two_contenders_of_one_name_are_refused() -> None:
+    same = Contender("same", (sys.executable, "-c", "print('{}')"))
+    with pytest.raises(ValueError, match="one name"):
+        interleave([same, same], 1)
+
+
 def test_ratios_are_taken_within_each_round() -> None:
     ours = Series("ours", [{"seconds": 1.0}, {"seconds": 10.0}])
     theirs = Series("theirs", [{"seconds": 3.0}, {"seconds": 50.0}])
