@@ -66,16 +66,17 @@ def main(given: Sequence[str] | None = None) -> int:
     peers = not arguments.no_peers and "read" in wanted
     hta, json_tools = (environment(name) if peers else absent for name in ("hta", "json"))
     facts = machine.facts(hta.versions | json_tools.versions)
+    tables.show_facts(facts)
     done: list[Table] = []
     try:
         for table in _tables(arguments, wanted, hta, json_tools):
+            # At once, since the next part may take minutes.
+            tables.show(table)
             done.append(table)
     except Failure as failure:
         progress("")
-        tables.show(facts, done)
         print(f"bench: {failure}", file=sys.stderr)
         return 1
-    tables.show(facts, done)
     if arguments.json:
         arguments.json.write_text(json.dumps({"machine": facts, "tables": [asdict(table) for table in done]}, indent=1))
     if arguments.write:

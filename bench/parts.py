@@ -83,7 +83,7 @@ def reading(trace: Input, rounds: int, hta: Environment, json_tools: Environment
                 figure(one.spread("seconds")),
                 figure(_speeds(one, trace.megabytes)),
                 "1" if one is mine else figure(mine.ratio(one, "seconds")),
-                f"{peak:.0f} ({peak / trace.megabytes:.2f} of the file)",
+                f"{peak:,.0f} ({peak / trace.megabytes:.2f})",
                 f"{int(one.rounds[0]['events']):,}",
             )
         )
@@ -103,7 +103,7 @@ def reading(trace: Input, rounds: int, hta: Environment, json_tools: Environment
         notes.append("HTA's fastest parser leaves Python frames out; the others keep all events.")
     return Table(
         f"Reading {trace.label}, {trace.grown.num_events:,} events, one core, rounds: {rounds}",
-        ("reader", "seconds", "MB/s", "times eroica's", "peak MB", "events"),
+        ("reader", "seconds", "MB/s", "times eroica's", "peak MB (of the file)", "events"),
         tuple(rows),
         tuple(targets),
         tuple(notes),
@@ -132,7 +132,7 @@ def summarizing(traces: Sequence[Input], rounds: int) -> Table:
                 f"{int(one.rounds[0]['events']):,}",
                 f"{int(one.rounds[0]['iterations'])}",
                 f"{float(one.rounds[0]['explained']):.0%}",
-                f"{peak:.0f} ({share:.2f} of the file)",
+                f"{peak:,.0f} ({share:.2f})",
             )
         )
         targets.append(
@@ -148,7 +148,15 @@ def summarizing(traces: Sequence[Input], rounds: int) -> Table:
         )
     return Table(
         f"read_trace and summarize, one core, rounds: {rounds}",
-        ("trace", "MB/s", "read / path / patterns / ledger, ms", "events", "iterations", "explained", "peak MB"),
+        (
+            "trace",
+            "MB/s",
+            "read / path / patterns / ledger, ms",
+            "events",
+            "iterations",
+            "explained",
+            "peak MB (of the file)",
+        ),
         tuple(rows),
         tuple(targets),
         (*_busy(list(series.values())), _of_python(next(iter(series.values())))),

@@ -79,29 +79,29 @@ def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def show(facts: Mapping[str, str], tables: Sequence[Table]) -> None:
-    """Print everything: as rich tables on a terminal, else as text."""
+def show_facts(facts: Mapping[str, str]) -> None:
+    """Print what the figures are taken on."""
+    print("\n".join(f"{name}: {value}" for name, value in facts.items()) + "\n", flush=True)
+
+
+def show(table: Table) -> None:
+    """Print one part: as a rich table on a terminal, else as text."""
     if not sys.stdout.isatty():
-        print("\n".join(f"{name}: {value}" for name, value in facts.items()) + "\n")
-        for table in tables:
-            print(plain(table))
+        print(plain(table), flush=True)
         return
     from rich.console import Console
     from rich.table import Table as RichTable
     from rich.text import Text
 
     console = Console(highlight=False)
-    for name, value in facts.items():
-        console.print(Text(f"{name}: ", "dim") + Text(value))
-    for table in tables:
-        shown = RichTable(title=table.title, title_justify="left", title_style="bold", caption_justify="left")
-        for place, column in enumerate(table.columns):
-            shown.add_column(column, justify="left" if not place else "right")
-        for row in table.rows:
-            shown.add_row(*(Text(cell, "bold" if row[0].startswith("eroica") else "") for cell in row))
-        console.print(shown)
-        for target in table.targets:
-            console.print(Text(f"  target {target}", "green" if target.met else "red"))
-        for note in table.notes:
-            console.print(Text(f"  {note}", "dim"))
-        console.print()
+    shown = RichTable(title=table.title, title_justify="left", title_style="bold")
+    for place, column in enumerate(table.columns):
+        shown.add_column(column, justify="right" if place else "left")
+    for row in table.rows:
+        shown.add_row(*(Text(cell, "bold" if row[0].startswith("eroica") else "") for cell in row))
+    console.print(shown)
+    for target in table.targets:
+        console.print(Text(f"  target {target}", "green" if target.met else "red"))
+    for note in table.notes:
+        console.print(Text(f"  {note}", "dim"))
+    console.print()
