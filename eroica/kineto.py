@@ -2,8 +2,9 @@
 
 Not an analysis and not the job's view: ranks, groups and collectives are made of this by `trace`. Used by `trace` and,
 for a look at the head of a file, by `tracefiles`. Two engines give the same columns: the C scanner (`scanner`), which
-relies on Kineto's fixed key order and refuses whatever it does not know, and the tolerant reader below, slow and
-without needs. A record that the scanner refuses is decoded by `records`, as all are here, so they cannot differ.
+relies on Kineto's fixed key order and refuses whatever it does not know, and the tolerant reader below, for where
+nothing was compiled: whole chunks by msgspec (`chunks`), and record by record what that refuses. A record that the
+scanner refuses is decoded by `records`, as single ones are here, so they cannot differ.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from eroica import scanner
+from eroica import chunks, scanner
 from eroica.errors import DataError, UserError
 from eroica.records import ARRAY_END, BLANK, COLUMNS, DECODER, RECORD_START, Losses, Records, Rows, members, take_broken
 
@@ -51,24 +52,49 @@ class Engine(Protocol):
 
 
 class Tolerant:
-    """The engine in plain Python. Takes any valid JSON in any key order, and anything at all that stands between."""
+    """The engine that needs no compiler. Takes valid JSON in any key order, and anything at all that stands between.
 
-    def __init__(self) -> None:
+    Chunks of sound records go through msgspec at once; what `chunks` refuses is read record by record. Without
+    `by_chunks` everything is, which tests compare with.
+    """
+
+    def __init__(self, by_chunks: bool = True) -> None:
         self.rows = Rows()
+        self._chunks = chunks.Chunks(self.rows) if by_chunks else None
 
     def scan(self, buffer: bytearray, start: int, end: int, final: bool, base: int) -> tuple[int, bool]:
         """See `Engine`."""
-        text = str(memoryview(buffer)[start:end], "latin-1")
-        size = end - start
+        text, origin = "", -1
+        while True:
+            until = end
+            if self._chunks:
+                start, until = self._chunks.take(buffer, start, end)
+            if origin < 0:
+                # Once for all refused chunks of a buffer, however many they are.
+                text, origin = str(memoryview(buffer)[start:end], "latin-1"), start
+            start, ended = self._one_by_one(buffer, text, origin, start, until, final, base)
+            if ended is not None:
+                return start, ended
+
+    def _one_by_one(
+        self, buffer: bytearray, text: str, origin: int, start: int, until: int, final: bool, base: int
+    ) -> tuple[int, bool | None]:
+        """Records of `text`, which is the buffer from `origin` on, up to the byte `until`.
+
+        Returns (first byte not taken, True at the end of the array, False if more text is needed, None otherwise).
+        """
+        size = len(text)
         plain = text.isascii()
-        position = 0
+        position = start - origin
         add, decode = self.rows.add, DECODER.raw_decode
         while True:
             match = _SEPARATORS.match(text, position)
             assert match is not None
             position = match.end()
             if position == size:
-                return start + position, False
+                return origin + position, False
+            if origin + position >= until:
+                return origin + position, None
             first = text[position]
             if first == "{":
                 try:
@@ -77,24 +103,25 @@ class Tolerant:
                     event, after = None, -1
                 if after >= 0:
                     if plain or text[position:after].isascii():
-                        add(event, base + start + position)
+                        add(event, base + origin + position)
                     else:
-                        self.rows.add_text(bytes(buffer[start + position : start + after]), base + start + position)
+                        record = bytes(buffer[origin + position : origin + after])
+                        self.rows.add_text(record, base + origin + position)
                     position = after
                     continue
             elif first == "]":
                 if not final and size - position < _LOOK_AHEAD:
-                    return start + position, False
+                    return origin + position, False
                 if ARRAY_END.match(text, position):
-                    return start + position + 1, True
+                    return origin + position + 1, True
             if not final and size - position < _LOOK_AHEAD:
-                return start + position, False
+                return origin + position, False
             following = RECORD_START.search(text, position + 1)
             if following is None and not final:
-                return start + position, False
+                return origin + position, False
             after = following.start(following.lastindex or 0) if following else size
-            record = bytes(buffer[start + position : start + after])
-            position += take_broken(self.rows, record, base + start + position, following is None)
+            record = bytes(buffer[origin + position : origin + after])
+            position += take_broken(self.rows, record, base + origin + position, following is None)
 
     def finish(self) -> Records:
         """See `Engine`."""
@@ -250,8 +277,9 @@ def find_events(text: Text) -> tuple[int, int] | None:
 def load(path: str | Path, engine: str = "auto", chunk_bytes: int = CHUNK_BYTES) -> Records:
     """All complete events of one Kineto or Chrome JSON file, plain or gzip.
 
-    `engine`: "fast" (the C scanner), "tolerant" (plain Python) or "auto" (fast if it is there). Both give equal
-    columns, whatever `chunk_bytes` is. Raises UserError if the file cannot be opened, DataError if it holds no trace.
+    `engine`: "fast" (the C scanner), "tolerant" (msgspec, then plain Python), "records" (plain Python alone, for
+    tests) or "auto" (fast if it is there, else tolerant). All give equal columns, whatever `chunk_bytes` is. Raises
+    UserError if the file cannot be opened, DataError if it holds no trace.
     """
     raw, inflater = open_text(path)
     with raw:
@@ -262,12 +290,12 @@ def load(path: str | Path, engine: str = "auto", chunk_bytes: int = CHUNK_BYTES)
 
 
 def _engine(name: str) -> Engine:
-    if name != "tolerant":
+    if name not in ("tolerant", "records"):
         if scanner.available():
             return scanner.Fast()
         if name == "fast":
             raise UserError("the C scanner is not built; build eroica/_scan.c or read with engine='tolerant'")
-    return Tolerant()
+    return Tolerant(by_chunks=name == "tolerant")
 
 
 def _load(path: str, text: Text, inflater: Inflater | None, engine: Engine) -> Records:

@@ -1,9 +1,9 @@
 """A trace's events as flat columns in file order, and how one decoded record becomes a row.
 
-Not a reader of files (that is `kineto`) and not the job's view (that is `trace`). Used by both engines: `scanner`
-decodes common records in C and hands all others to `Rows` here, so that the rules for odd records exist once. Records
-are split in one way by both: a record ends where strict JSON ends; where it does not, it ends before the next `{"ph":`,
-and `salvage` decides whether anything of it can be used.
+Not a reader of files (that is `kineto`) and not the job's view (that is `trace`). Used by all engines: `scanner`
+decodes common records in C, `chunks` many at a time by msgspec, and all others go to `Rows` here, so that the rules for
+odd records exist once. Records are split in one way by all: a record ends where strict JSON ends; where it does not, it
+ends before the next `{"ph":`, and `salvage` decides whether anything of it can be used.
 """
 
 from __future__ import annotations
@@ -256,8 +256,34 @@ def text_of(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-_IGNORED_PHASES = frozenset("sftiIC")
-_UNREAD_PHASES = frozenset("BEbenSTpF")
+IGNORED_PHASES = frozenset("sftiIC")
+"""Flows, instants and counters: nothing is lost without them."""
+UNREAD_PHASES = frozenset("BEbenSTpF")
+"""Events of begin/end and async kind: counted as a loss."""
+
+MEASURES: Mapping[int, tuple[str, ...]] = {
+    Category.CPU_OP: ("Input Dims",),
+    Category.ANNOTATION: ("Input Dims",),
+    Category.KERNEL: ("grid", "est. achieved occupancy %"),
+    Category.COPY: ("bytes", "memory bandwidth (GB/s)"),
+    Category.MEMSET: ("bytes",),
+}
+"""Arguments that `measures` looks at."""
+
+
+def measures(category: int, args: Mapping[str, Any]) -> tuple[int, float, float]:
+    """(work, bandwidth_gbs, occupancy) of an event, see `trace.Trace`; -1 and NaN where not told."""
+    work, bandwidth, occupancy = -1, float("nan"), float("nan")
+    if category in (Category.CPU_OP, Category.ANNOTATION):
+        work = elements(args.get("Input Dims"))
+    elif category == Category.KERNEL:
+        work = product(args.get("grid"))
+        occupancy = real(args.get("est. achieved occupancy %")) / 100
+    elif category in (Category.COPY, Category.MEMSET):
+        work = integer(args.get("bytes"), -1)
+        if category == Category.COPY:
+            bandwidth = real(args.get("memory bandwidth (GB/s)"))
+    return work, bandwidth, occupancy
 
 
 class Rows:
@@ -277,6 +303,14 @@ class Rows:
     def __len__(self) -> int:
         return len(self.values["ts_ns"])
 
+    def name_id(self, name: Any) -> int:
+        """Where the string table has this name; it grows."""
+        return self.strings.setdefault(text_of(name), len(self.strings))
+
+    def track_id(self, pid: Any, tid: Any) -> int:
+        """Where the track table has this process and thread; it grows."""
+        return self.tracks.setdefault((text_of(pid), text_of(tid)), len(self.tracks))
+
     def add(self, event: Any, offset: int) -> None:
         """One decoded item of traceEvents."""
         phase = event.get("ph")
@@ -284,9 +318,9 @@ class Rows:
             self._name_track(event)
             return
         if phase != "X":
-            if isinstance(phase, str) and phase in _UNREAD_PHASES:
+            if isinstance(phase, str) and phase in UNREAD_PHASES:
                 self.losses.unread += 1
-            elif not isinstance(phase, str) or phase not in _IGNORED_PHASES:
+            elif not isinstance(phase, str) or phase not in IGNORED_PHASES:
                 self.losses.skipped += 1
                 self.losses.at(offset)
             return
@@ -302,19 +336,8 @@ class Rows:
         args = event.get("args")
         if not isinstance(args, dict):
             args = {}
-        name = text_of(event.get("name"))
-        track = (text_of(event.get("pid")), text_of(event.get("tid")))
         on_device = category in ON_DEVICE
-        work, bandwidth, occupancy = -1, float("nan"), float("nan")
-        if category in (Category.CPU_OP, Category.ANNOTATION):
-            work = elements(args.get("Input Dims"))
-        elif category == Category.KERNEL:
-            work = product(args.get("grid"))
-            occupancy = real(args.get("est. achieved occupancy %")) / 100
-        elif category in (Category.COPY, Category.MEMSET):
-            work = integer(args.get("bytes"), -1)
-            if category == Category.COPY:
-                bandwidth = real(args.get("memory bandwidth (GB/s)"))
+        work, bandwidth, occupancy = measures(category, args)
         if "Collective name" in args:
             self.communication.append((len(self), args))
         values = self.values
@@ -323,8 +346,8 @@ class Rows:
         values["correlation"].append(integer(args.get("correlation"), 0))
         values["external"].append(integer(args.get("External id"), 0))
         values["work"].append(work)
-        values["name"].append(self.strings.setdefault(name, len(self.strings)))
-        values["track"].append(self.tracks.setdefault(track, len(self.tracks)))
+        values["name"].append(self.name_id(event.get("name")))
+        values["track"].append(self.track_id(event.get("pid"), event.get("tid")))
         values["stream"].append(integer(args.get("stream"), -1, 32) if on_device else -1)
         values["device"].append(integer(args.get("device"), -1, 32) if on_device else -1)
         values["bandwidth_gbs"].append(bandwidth)

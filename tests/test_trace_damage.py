@@ -14,7 +14,8 @@ from eroica.errors import DataError
 from eroica.trace import Category, Trace, read_trace
 from tests.traces import LAYOUTS, document, event, kernel, record, write
 
-ENGINES = ["tolerant", pytest.param("fast", marks=pytest.mark.skipif(not scanner.available(), reason="not built"))]
+FAST = pytest.param("fast", marks=pytest.mark.skipif(not scanner.available(), reason="not built"))
+ENGINES = ["tolerant", "records", FAST]
 pytestmark = pytest.mark.parametrize("engine", ENGINES)
 
 
