@@ -1,7 +1,7 @@
 """eroica: which rank, which function and which cause make a distributed PyTorch job slow.
 
     import eroica
-    traces = [eroica.read_trace(file.path) for file in eroica.find_traces(["traces/"]).files]
+    traces = eroica.read_all(eroica.find_traces(["traces/"]))
     stacked = eroica.stack([eroica.summarize(trace) for trace in traces])
     diagnosis = eroica.diagnose(stacked)
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from eroica.pattern import stack as stack
     from eroica.pattern import summarize as summarize
     from eroica.trace import find_traces as find_traces
+    from eroica.trace import read_all as read_all
     from eroica.trace import read_trace as read_trace
 
 __version__ = "0.1.0"
@@ -28,12 +29,13 @@ _HOMES = {
     "diagnose": "eroica.diagnosis",
     "find_traces": "eroica.trace",
     "localize": "eroica.localization",
+    "read_all": "eroica.trace",
     "read_trace": "eroica.trace",
     "stack": "eroica.pattern",
     "summarize": "eroica.pattern",
 }
 
-__all__ = ["__version__", "diagnose", "find_traces", "localize", "read_trace", "stack", "summarize"]
+__all__ = ["__version__", "diagnose", "find_traces", "localize", "read_all", "read_trace", "stack", "summarize"]
 
 
 def __getattr__(name: str) -> Any:
