@@ -120,7 +120,7 @@ def _input(label: str, seed: str, layout: Layout, megabytes: float) -> parts.Inp
     progress(f"growing {out.name}")
     try:
         known = json.loads(told.read_text())
-        made = Grown(out, known["num_bytes"], known["num_events"], known["repeats"])
+        made = Grown(out, known["num_bytes"], known["num_events"], known["repeats"], known["num_steps"])
         if out.stat().st_size != made.num_bytes or known["seed_bytes"] != source.stat().st_size:
             raise ValueError("another file")
     except (OSError, ValueError, KeyError):

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 Layout: TypeAlias = Literal["classic", "torch 2.13"]
 Event: TypeAlias = dict[str, Any]
@@ -44,6 +43,9 @@ _TAIL_KEYS = {
 """File-level keys that Kineto writes after the events."""
 _NOT_KINETO = ("traceEvents", "metadata")
 _STEP = "ProfilerStep#"
+MAX_STEPS = 20
+"""Steps in a grown trace whose seed marks them: profiler windows hold a few. Repetitions share a step where there are
+more, since hundreds of short steps would be unfair to HTA, which looks each event up in a list of all steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,8 @@ class Grown:
     num_events: int
     """Complete events (ph X) of a category that readers keep, so without the span of the whole trace."""
     repeats: int
+    num_steps: int
+    """Distinct ProfilerStep numbers."""
 
 
 class _Template:
@@ -72,6 +76,20 @@ class _Template:
         self.text.append(form)
         self.bases.append(base)
         self.counters.append(counter)
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.fill(dict.fromkeys(self.counters, 0)))
+
+    def fill(self, offsets: dict[str, int]) -> bytes:
+        """With so much added to each counter."""
+        counters = np.array(self.counters)
+        values = np.array(self.bases, np.int64)
+        for counter, offset in offsets.items():
+            values[counters == counter] += offset
+        values[counters == "us"] //= 1000
+        values[counters == "ns"] %= 1000
+        return "".join(self.text).encode() % tuple(values.tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +130,11 @@ def grow(seed: Path, out: Path, megabytes: float, layout: Layout) -> Grown:
     period = max(clock.ns(event["ts"]) + clock.ns(event["dur"]) for event in spans) - start + _GAP_NS
     period += -period % 1000
     once = [event for event in events if not _repeats(event)]
-    template = _Template()
-    for event in body:
-        template.put(",\n")
-        _write(template, event, layout, clock)
-    stride = {"us": period, "ns": period, **_strides(body)}
+    plain, unmarked = _body(body, layout, clock), [event for event in body if not _is_step(event)]
+    strides = _strides(body)
+    shared = max(1, math.ceil(megabytes * 1e6 / plain.num_bytes * max(strides["step"], 1) / MAX_STEPS))
+    leading = _body([_lengthened(event, clock, (shared - 1) * period) for event in body], layout, clock)
+    following = _body(unmarked, layout, clock)
     tail = _TAIL_KEYS[layout]
     with out.open("wb", buffering=1 << 22) as file:
         keys = {key: value for key, value in document.items() if key not in (*_NOT_KINETO, *tail)}
@@ -127,30 +145,33 @@ def grow(seed: Path, out: Path, megabytes: float, layout: Layout) -> Grown:
         if not once:
             # The body's events each start with the comma that follows the event before.
             file.write(b'  {\n    "ph": "M", "name": "process_name", "pid": 0, "tid": 0, "args": {}\n  }')
-        repeats = 0
-        for part in _repetitions(template, stride):
-            size += file.write(part)
+        repeats = num_events = 0
+        while size < megabytes * 1e6 or not repeats:
+            step, place = divmod(repeats, shared)
+            offsets = {counter: repeats * stride for counter, stride in strides.items()}
+            offsets |= {"us": repeats * period, "ns": repeats * period, "step": step * strides["step"]}
+            size += file.write((following if place else leading).fill(offsets))
+            num_events += sum(event["ph"] == "X" for event in (unmarked if place else body))
             repeats += 1
-            if size >= megabytes * 1e6:
-                break
         rest = "".join(f",\n  {_json(key)}: {_json(document[key])}" for key in tail if key in document)
         file.write(f"\n  ]{rest}\n}}\n".encode())
-    return Grown(out, os.path.getsize(out), repeats * len(spans), repeats)
+    num_steps = math.ceil(repeats / shared) * strides["step"]
+    return Grown(out, os.path.getsize(out), num_events, repeats, num_steps)
 
 
-def _repetitions(template: _Template, stride: dict[str, int]) -> Iterator[bytes]:
-    form = "".join(template.text).encode()
-    bases = np.array(template.bases, np.int64)
-    strides = np.array([stride[counter] for counter in template.counters], np.int64)
-    whole = np.array([counter == "us" for counter in template.counters])
-    parts = np.array([counter == "ns" for counter in template.counters])
-    repeat = 0
-    while True:
-        values: npt.NDArray[np.int64] = bases + repeat * strides
-        values[whole] //= 1000
-        values[parts] %= 1000
-        yield form % tuple(values.tolist())
-        repeat += 1
+def _body(events: list[Event], layout: Layout, clock: _Clock) -> _Template:
+    template = _Template()
+    for event in events:
+        template.put(",\n")
+        _write(template, event, layout, clock)
+    return template
+
+
+def _lengthened(event: Event, clock: _Clock, by_ns: int) -> Event:
+    """A step marker that covers the repetitions behind it too; other events as they are."""
+    if not _is_step(event) or event["ph"] != "X":
+        return event
+    return {**event, "dur": Decimal(clock.ns(event["dur"]) + by_ns) / 1000}
 
 
 def _strides(body: list[Event]) -> dict[str, int]:
@@ -195,7 +216,7 @@ def _once(event: Event, layout: Layout, clock: _Clock) -> bytes:
     """An event that is not repeated."""
     template = _Template()
     _write(template, event, layout, clock)
-    return next(_repetitions(template, dict.fromkeys([*_SHIFTED.values(), "us", "ns", "flow", "step"], 0)))
+    return template.fill({})
 
 
 def _write(template: _Template, event: Event, layout: Layout, clock: _Clock) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from bench.measure import Contender, Failure, Series, Spread, interleave, run
 from bench.tables import Table, Target, figure, markdown, number, plain
-from bench.traces import Layout, grow
+from bench.traces import MAX_STEPS, Layout, grow
 from eroica.pattern import summarize
 from eroica.trace import read_trace
 
@@ -49,6 +49,15 @@ def test_repetitions_share_no_correlation_id_and_count_their_steps_on(tmp_path: 
     summary = summarize(big)
     assert summary.num_iterations == made.repeats
     assert summary.ledger.steps.tolist() == list(range(6, 6 + made.repeats))
+
+
+def test_a_long_trace_has_no_more_steps_than_a_profiler_window(tmp_path: Path) -> None:
+    made = grow(SEED, tmp_path / "big.json", 30, "classic")
+    big = read_trace(made.path)
+    markers = sum(name.startswith("ProfilerStep#") for name in big.strings)
+    assert made.repeats > 2 * MAX_STEPS and markers == made.num_steps <= MAX_STEPS
+    assert len(big) == made.num_events
+    assert summarize(big).num_iterations == made.num_steps
 
 
 def test_a_seed_without_events_is_refused(tmp_path: Path) -> None:
