@@ -55,7 +55,7 @@ _LONG_EXPONENT = re.compile(rb"[eE][-+]?[0-9]{18}")
 """May be more than Decimal takes."""
 _BEFORE_EXPONENT = np.isin(np.arange(256), list(b"eE+-"))
 _MAX_PLAIN_TIME = 20
-"""Length of a time with its point, so that its nanoseconds have 18 digits and fit in 64 bits."""
+"""Length of a time with its point and the comma after it: 18 digits of nanoseconds at most, which fit in 64 bits."""
 _DEFAULTS = {"work": -1, "stream": -1, "device": -1, "bandwidth_gbs": np.nan, "occupancy": np.nan}
 _Columns: TypeAlias = dict[str, npt.NDArray[Any]]
 _Communication: TypeAlias = list[tuple[int, Mapping[str, Any]]]
@@ -152,6 +152,7 @@ class Chunks:
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
+        self._tracks: dict[tuple[int | str, int | str], int] = {}
         self._known: dict[int, dict[bytes, tuple[int, float, float]]] = {code: {} for code in MEASURES}
         """For each category: texts of its arguments -> `measures` of them; some hundreds of shapes make up a trace."""
 
@@ -186,17 +187,21 @@ class Chunks:
             events, columns, communication = self._columns(
                 [event for event in decoded if type(event) is _Complete], text
             )
-        except (ValueError, ArithmeticError, RecursionError):
+        except (msgspec.MsgspecError, ValueError, ArithmeticError, RecursionError):
             return False
         rows = self._rows
         before = len(rows)
         rows.communication += [(before + index, args) for index, args in communication]
         names = [event.name for event in events]
-        name_ids = {name: rows.name_id(name) for name in dict.fromkeys(names)}
+        for name in dict.fromkeys(names):
+            if name not in rows.strings:
+                rows.name_id(name)
         tracks = [(event.pid, event.tid) for event in events]
-        track_ids = {track: rows.track_id(*track) for track in dict.fromkeys(tracks)}
-        columns["name"] = np.fromiter(map(name_ids.__getitem__, names), np.int32, len(names))
-        columns["track"] = np.fromiter(map(track_ids.__getitem__, tracks), np.int32, len(tracks))
+        for track in dict.fromkeys(tracks):
+            if track not in self._tracks:
+                self._tracks[track] = rows.track_id(*track)
+        columns["name"] = np.fromiter(map(rows.strings.__getitem__, names), np.int32, len(names))
+        columns["track"] = np.fromiter(map(self._tracks.__getitem__, tracks), np.int32, len(tracks))
         for name, column in columns.items():
             rows.values[name].frombytes(column.tobytes())
         for event in named:
@@ -216,7 +221,7 @@ class Chunks:
         if not kept.all():
             events, codes = list(compress(events, kept.tolist())), codes[kept]
         args = [event.args or _NO_ARGUMENTS for event in events]
-        columns: _Columns = {name: np.full(len(events), _DEFAULTS.get(name, 0), kind) for name, kind in COLUMNS.items()}
+        columns: _Columns = {name: np.full(len(events), value, COLUMNS[name]) for name, value in _DEFAULTS.items()}
         columns["category"] = codes
         columns["ts_ns"] = _times([event.ts for event in events])
         columns["dur_ns"] = _times([event.dur for event in events])
@@ -321,7 +326,8 @@ def _times(texts: Sequence[msgspec.Raw]) -> npt.NDArray[np.int64]:
     if (
         len(dots) == len(ends) == len(texts)
         and (ends - dots == 4).all()
-        and np.diff(ends, prepend=-1).max() <= _MAX_PLAIN_TIME
+        and ends[0] < _MAX_PLAIN_TIME
+        and (ends[1:] - ends[:-1] <= _MAX_PLAIN_TIME).all()
         and not joined.translate(None, b"0123456789.,")
     ):
         # As Kineto writes them: three decimals each.
