@@ -267,17 +267,16 @@ def to_json(diagnosis: Diagnosis) -> dict[str, Any]:
     return body
 
 
-def _record(cls: Any, data: Any, where: str) -> Any:
-    """A record from a JSON object, unknown fields left out. Raises DataError if a required one is missing."""
-    if not isinstance(data, Mapping):
-        raise DataError(f"diagnosis: {where} is {type(data).__name__}, not an object; is this a diagnosis.json?")
-    known = {f.name: data[f.name] for f in fields(cls) if f.name in data}
-    known = {key: tuple(item) if isinstance(item, list) else item for key, item in known.items()}
+def _typed(kind: Any, data: Any, where: str) -> Any:
+    """`data` as `kind`, a record or a collection, unknown fields left out. Raises DataError if a required field is
+    missing or a value is of another type: a file may be anybody's, and what reads it trusts these types."""
+    import msgspec
+
     try:
-        return cls(**known)
-    except TypeError as error:
+        return msgspec.convert(data, kind)
+    except (ValueError, RecursionError) as error:  # a lone surrogate fails as a UnicodeError
         raise DataError(
-            f"diagnosis: {where} is incomplete ({error}); write it again with this version of eroica"
+            f"not a diagnosis of schema {SCHEMA}: {where}: {error}; write it again with this version of eroica"
         ) from None
 
 
@@ -286,36 +285,29 @@ def from_json(data: Any) -> Diagnosis:
     if not isinstance(data, Mapping) or data.get("schema") != SCHEMA:
         seen = data.get("schema") if isinstance(data, Mapping) else type(data).__name__
         raise DataError(f"not a diagnosis: schema is {seen!r}, expected {SCHEMA!r}; a newer file needs a newer eroica")
-    findings = []
-    for index, item in enumerate(data.get("findings", [])):
-        where = f"findings[{index}]"
-        finding = _record(Finding, item, where)
-        findings.append(
-            replace(
-                finding,
-                cause=finding.cause if finding.cause in CAUSES else "unknown",
-                function=_record(FunctionName, item["function"], where + ".function") if item.get("function") else None,
-                pattern=_record(PatternValues, item.get("pattern", {}), where + ".pattern"),
-                peers=_record(PatternValues, item.get("peers", {}), where + ".peers"),
-                expected=_record(PatternValues, item.get("expected", {}), where + ".expected"),
-                impact=_record(Impact, item.get("impact", {}), where + ".impact"),
-            )
-        )
-    verdict = _record(Verdict, data.get("verdict"), "verdict")
+
+    def part(kind: Any, key: str, default: Any = None) -> Any:
+        return _typed(kind, data.get(key, default), key)
+
+    optional: dict[str, Any] = {"pattern": {}, "peers": {}, "expected": {}, "impact": {}}
+    findings = _typed(
+        list[Finding], [optional | item for item in part(list[dict[str, Any]], "findings", [])], "findings"
+    )
+    verdict = part(Verdict, "verdict")
     return Diagnosis(
-        job=str(data.get("job", "")),
-        created=str(data.get("created", "")),
-        kind=str(data.get("kind", "no_data")),
-        window=_record(Window, data.get("window", {}), "window"),
-        coverage=_record(Coverage, data.get("coverage"), "coverage"),
-        iteration=_record(Iteration, data.get("iteration", {}), "iteration"),
-        roles=tuple(_record(Role, item, "roles") for item in data.get("roles", [])),
-        hosts=dict(data.get("placement", {}).get("hosts", {})),
+        job=part(str, "job", ""),
+        created=part(str, "created", ""),
+        kind=part(str, "kind", "no_data"),
+        window=part(Window, "window", {}),
+        coverage=part(Coverage, "coverage"),
+        iteration=part(Iteration, "iteration", {}),
+        roles=part(tuple[Role, ...], "roles", []),
+        hosts=_typed(dict[str, str], part(dict[str, Any], "placement", {}).get("hosts", {}), "placement.hosts"),
         verdict=replace(verdict, cause=verdict.cause if verdict.cause in CAUSES else "unknown"),
-        findings=tuple(findings),
-        consequences=tuple(_record(Consequence, item, "consequences") for item in data.get("consequences", [])),
-        evidence={key: _record(Evidence, item, f"evidence.{key}") for key, item in data.get("evidence", {}).items()},
-        environment=dict(data.get("environment", {})),
-        producer=dict(data.get("producer", {})),
-        id=str(data.get("id", "")),
+        findings=tuple(replace(f, cause=f.cause if f.cause in CAUSES else "unknown") for f in findings),
+        consequences=part(tuple[Consequence, ...], "consequences", []),
+        evidence=part(dict[str, Evidence], "evidence", {}),
+        environment=part(dict[str, Any], "environment", {}),
+        producer=part(dict[str, str], "producer", {}),
+        id=part(str, "id", ""),
     )
