@@ -32,7 +32,7 @@ from eroica.findings import (
     Window,
 )
 from eroica.impact import Pricer, iteration_of
-from eroica.job import format_ranks
+from eroica.job import format_missing, format_ranks
 from eroica.levels import common_excess, heavy_roles, idle_excesses
 from eroica.localization import EFFECT_FLOOR, EXPECTED_BETA, Localization, Roles, localize_stacked, roles_of
 from eroica.network import slow_transfers
@@ -110,9 +110,6 @@ def _consequences(stacked: Stacked, blamed: set[int], waits: Float64s, iteration
 
 def _coverage(stacked: Stacked, roles: Roles, context: Context) -> Coverage:
     summaries = stacked.summaries
-    missing = sorted(set(range(stacked.world_size)) - set(stacked.ranks.tolist()))
-    if stacked.world_size - len(stacked) != len(missing):
-        missing = []
     unlike = sorted(
         {w for r, name in enumerate(roles.names) if name.endswith("incomplete records") for w in roles.members(r)}
     )
@@ -147,7 +144,12 @@ def _coverage(stacked: Stacked, roles: Roles, context: Context) -> Coverage:
         notes.append("the clock's base is unknown in some traces: durations are compared, instants are not")
     notes.extend(stacked.joined.not_joinable)
     return Coverage(
-        stacked.world_size, len(stacked), format_ranks(missing), format_ranks(partial), explained, tuple(notes)
+        stacked.world_size,
+        len(stacked),
+        format_missing(stacked.ranks.tolist(), stacked.world_size),
+        format_ranks(partial),
+        explained,
+        tuple(notes),
     )
 
 

@@ -37,6 +37,16 @@ def format_ranks(ranks: Iterable[int]) -> str:
     return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in spans)
 
 
+def format_missing(ranks: Iterable[int], world_size: int) -> str:
+    """Those of 0..world_size-1 that are not in `ranks`, as ranges; "" if a rank lies outside, since the numbers then
+    mean something else. Never lists them one by one: a file may claim any world size."""
+    seen = sorted(set(ranks))
+    if seen and not 0 <= seen[0] <= seen[-1] < world_size:
+        return ""
+    gaps = [(a + 1, b - 1) for a, b in zip([-1, *seen], [*seen, world_size], strict=True) if b - a > 1]
+    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in gaps)
+
+
 def parse_ranks(text: str) -> list[int]:
     """Inverse of `format_ranks`. Raises ValueError on anything else."""
     ranks: list[int] = []

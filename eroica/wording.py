@@ -105,7 +105,7 @@ def spans(text: str) -> list[tuple[int, int]]:
     """RANKS as inclusive spans. What is no range is left out: a report shows a diagnosis, it does not check it."""
     found = []
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part)
+        match = re.fullmatch(r"\s*(\d{1,10})(?:-(\d{1,10}))?\s*", part)
         if match and int(match[2] or match[1]) >= int(match[1]):
             found.append((int(match[1]), int(match[2] or match[1])))
     return found
