@@ -8,17 +8,20 @@ whose file cannot be used is reported as missing with the reason; only when no f
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
+from threading import Thread
 
 from eroica import __version__
 from eroica.diagnosis import Context, diagnose_in_detail
-from eroica.errors import DataError, EroicaError
+from eroica.errors import DataError, EroicaError, UnavailableError, UserError
 from eroica.findings import Detail, Diagnosis
 from eroica.job import format_ranks
 from eroica.pattern import Stacked, Summary, stack, summarize
@@ -39,8 +42,10 @@ def summarize_file(path: str, ranks: Sequence[int]) -> list[Summary] | str:
             wanted = set(ranks)
             return [summarize(trace) for trace in read_timeline(path) if trace.rank in wanted]
         return [summarize(read_trace(path, rank=ranks[0]))]
-    except (DataError, OSError) as error:
+    except (DataError, UserError, OSError) as error:
         return str(error)
+    except MemoryError:
+        return f"{path}: there is not enough memory to read it"
 
 
 @contextmanager
@@ -49,9 +54,40 @@ def _processes(jobs: int, tasks: int) -> Iterator[Executor | None]:
     if jobs < 2 or tasks < 2:
         yield None
         return
+    others = set(active_children())
     # Spawned, not forked: the caller may hold threads (a server, a progress display).
-    with ProcessPoolExecutor(min(jobs, tasks), mp_context=get_context("spawn")) as executor:
-        yield executor
+    with ProcessPoolExecutor(min(jobs, tasks), get_context("spawn"), initializer=_end_with_parent) as executor:
+        try:
+            yield executor
+        except BaseException:
+            # Nobody will take the results; without this, Ctrl-C would wait until all files are read. The executor gives
+            # up what is pending when it sees its processes end.
+            for process in set(active_children()) - others:
+                process.terminate()
+            raise
+
+
+def _end_with_parent() -> None:
+    """In a worker: leave when whoever started it is gone; a killed parent tells its workers nothing."""
+
+    def watch() -> None:
+        parent = parent_process()
+        assert parent is not None
+        parent.join()
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Processes started meanwhile never see Ctrl-C, which a terminal sends to all of them: their parent ends them, and
+    prints one sentence instead of a traceback of each."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def stack_paths(
@@ -88,11 +124,20 @@ def stack_paths(
             for done, (path, files) in enumerate(by_path.items(), start=1):
                 take(path, summarize_file(path, [f.rank for f in files]), done)
         else:
-            pending = {
-                pool.submit(summarize_file, path, [f.rank for f in files]): path for path, files in by_path.items()
-            }
+            with _interrupts_held():
+                pending = {
+                    pool.submit(summarize_file, path, [f.rank for f in files]): path for path, files in by_path.items()
+                }
             for done, future in enumerate(as_completed(pending), start=1):
-                take(pending[future], future.result(), done)
+                try:
+                    result = future.result()
+                except BrokenExecutor:
+                    # Which file it was is not known: all that were pending fail alike.
+                    raise UnavailableError(
+                        "a process that reads traces was killed, as the system does when memory runs out; try again "
+                        "with a smaller --jobs"
+                    ) from None
+                take(pending[future], result, done)
     failures.sort()
     if failures and not summaries:
         raise DataError(

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
 import shutil
-from concurrent.futures import ThreadPoolExecutor
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from eroica.errors import DataError, UserError
+from eroica.errors import DataError, UnavailableError, UserError
 from eroica.findings import Diagnosis, to_json
 from eroica.offline import diagnose_paths, stack_paths
 from evals.kineto_file import write_json
@@ -91,6 +96,51 @@ def test_processes_and_executors_give_the_same_bytes_as_one_process(folder: Path
         made = [diagnosed(folder), diagnosed(folder, jobs=2), diagnosed(folder, executor=threads)]
     texts = {json.dumps(to_json(replace(one, created=""))) for one in made}
     assert len(texts) == 1
+
+
+def test_a_killed_worker_process_is_one_sentence(folder: Path) -> None:
+    with (
+        ProcessPoolExecutor(1, initializer=os._exit, initargs=(9,)) as dying,
+        pytest.raises(UnavailableError, match="was killed"),
+    ):
+        diagnosed(folder, executor=dying)
+
+
+def test_an_interrupt_leaves_no_process_and_no_waiting_file_behind(folder: Path) -> None:
+    def interrupt(done: int, total: int, what: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stack_paths([folder], jobs=2, progress=interrupt)
+    assert not active_children()
+
+
+@pytest.mark.parametrize("how", ["os.kill(os.getpid(), signal.SIGKILL)", "os.killpg(0, signal.SIGINT)"])
+def test_workers_end_in_silence_with_the_process_that_started_them(how: str, folder: Path) -> None:
+    script = f"""
+import os, signal, sys
+from eroica.offline import stack_paths
+try:
+    stack_paths([sys.argv[1]], jobs=2, progress=lambda done, total, what: {how})
+except KeyboardInterrupt:
+    pass
+"""
+    # The workers hold the pipes too, so this returns when the last of them is gone.
+    command = [sys.executable, "-c", script, str(folder)]
+    done = subprocess.run(command, capture_output=True, timeout=60, start_new_session=True, check=False)
+    assert done.returncode in (0, -9)
+    assert "Traceback" not in done.stderr.decode()
+
+
+@pytest.mark.parametrize("num_ranks", [10**8, 2**31 - 1])
+def test_a_claim_of_countless_ranks_costs_nothing(num_ranks: int, folder: Path) -> None:
+    for rank in range(4):
+        path = folder / f"rank{rank}.json.gz"
+        told = json.loads(gzip.decompress(path.read_bytes()))
+        told["distributedInfo"]["world_size"] = num_ranks
+        path.write_bytes(gzip.compress(json.dumps(told).encode()))
+    coverage = diagnosed(folder).coverage
+    assert coverage.ranks_expected == num_ranks and coverage.missing_ranks == f"4-{num_ranks - 1}"
 
 
 def test_progress_is_told_for_each_file(folder: Path) -> None:
