@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 FORMATS = ("text", "json", "md", "html", "prompt")
 KINDS_FOUND = 3
 """Exit status for --fail-on."""
+MAX_SHOWN_BYTES = 256 << 20
+"""A diagnosis of a million ranks has some megabytes; what is bigger is another file, or a device without end."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        _say(f"eroica {options.command}: {error.strerror or error}: {error.filename}")
+        where = f": {error.filename}" if error.filename is not None else ""
+        _say(f"eroica {options.command}: {error.strerror or error}{where}")
         return 1
     except KeyboardInterrupt:
         _say(f"eroica {options.command}: interrupted")
@@ -179,9 +182,10 @@ def _diagnose(options: argparse.Namespace) -> int:
             jobs=options.jobs or os.cpu_count() or 1,
             progress=progress,
         )
-    if options.out is not None:
-        _write_reports(options.out, diagnosis, detail)
+    failure = _write_reports(options.out, diagnosis, detail) if options.out is not None else None
     _print(diagnosis, detail, options.format)
+    if failure is not None:
+        raise failure
     return KINDS_FOUND if diagnosis.kind in options.fail_on else 0
 
 
@@ -194,7 +198,11 @@ def _show(options: argparse.Namespace) -> int:
     if file.is_dir():
         file = file / "diagnosis.json"
     try:
-        data = json.loads(file.read_bytes())
+        with open(file, "rb") as source:
+            text = source.read(MAX_SHOWN_BYTES + 1)
+        if len(text) > MAX_SHOWN_BYTES:
+            raise UserError(f"{file} has more than {MAX_SHOWN_BYTES >> 20} MB; name a diagnosis.json")
+        data = json.loads(text)
     except FileNotFoundError:
         raise UserError(f"{file} does not exist; `eroica diagnose --out DIR` writes DIR/diagnosis.json") from None
     except (ValueError, RecursionError) as error:
@@ -235,8 +243,10 @@ def _demo(options: argparse.Namespace) -> int:
             jobs=os.cpu_count() or 1,
             progress=progress,
         )
-    _write_reports(out, diagnosis, detail)
+    failure = _write_reports(out, diagnosis, detail)
     _print(diagnosis, detail, "text")
+    if failure is not None:
+        raise failure
     right = demo.names(diagnosis, planted)
     _print_text(
         f"\nplanted: {planted}\neroica said: {diagnosis.verdict.summary}\n"
@@ -256,7 +266,7 @@ def _render(diagnosis: Diagnosis, detail: Detail | None, form: str) -> str:
         return report.render_html(diagnosis, detail)
     if form == "prompt":
         return report.render_prompt(diagnosis)
-    on_terminal = sys.stdout.isatty()
+    on_terminal = sys.stdout is not None and sys.stdout.isatty()
     width = shutil.get_terminal_size((100, 24)).columns if on_terminal else 100
     return report.render_text(diagnosis, detail, width=width, color=on_terminal and not os.environ.get("NO_COLOR"))
 
@@ -267,6 +277,8 @@ def _print(diagnosis: Diagnosis, detail: Detail | None, form: str) -> None:
 
 def _print_text(text: str) -> None:
     """Write to stdout in what encoding it has; a character that it lacks must not lose the answer."""
+    if sys.stdout is None:
+        raise UserError("standard output is closed, so the result cannot be shown; redirect it to a file")
     encoding = sys.stdout.encoding or "utf-8"
     sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
     sys.stdout.flush()
@@ -276,14 +288,20 @@ def _say(message: str) -> None:
     """A sentence on stderr. File names and contents come from elsewhere: no escape sequence may reach the terminal."""
     from eroica.untrusted import escape
 
-    with contextlib.suppress(OSError):
-        sys.stderr.write(escape(message) + "\n")
+    if sys.stderr is not None:  # as it is if the caller closed it
+        with contextlib.suppress(OSError):
+            sys.stderr.write(escape(message) + "\n")
 
 
-def _write_reports(folder: Path, diagnosis: Diagnosis, detail: Detail) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / "diagnosis.json", _render(diagnosis, detail, "json"))
-    _write(folder / "report.html", _render(diagnosis, detail, "html"))
+def _write_reports(folder: Path, diagnosis: Diagnosis, detail: Detail) -> EroicaError | None:
+    """Returns the error instead of raising it: a full disk must not lose an answer that can still be printed."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(folder / "diagnosis.json", _render(diagnosis, detail, "json"))
+        _write(folder / "report.html", _render(diagnosis, detail, "html"))
+    except OSError as error:
+        return UserError(f"{folder}: the reports cannot be written there ({error.strerror}); choose another --out")
+    return None
 
 
 def _write(path: Path, text: str) -> None:
@@ -304,7 +322,7 @@ def _write(path: Path, text: str) -> None:
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[int, int, str], None]]:
     """A callback (done, total, what) that moves a bar on stderr, if that is a terminal; total 0 = unknown."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         yield lambda done, total, what: None
         return
     from rich.console import Console

@@ -172,6 +172,67 @@ def test_show_of_something_else_fails_with_one_sentence(content: bytes, tmp_path
     assert output.err.count("\n") == 1
 
 
+def test_show_of_a_record_with_a_value_of_another_type_names_the_field(tmp_path: Path, capsys: Capture) -> None:
+    whole = to_json(samples.slow_input()[0])
+    file = tmp_path / "diagnosis.json"
+    for path, value in [
+        ("findings", 5),
+        ("findings.0.function", "gemm"),
+        ("findings.0.evidence", [["E1"]]),
+        ("findings.0.pattern.beta", "high"),
+        ("findings.0.scope", {}),
+        ("verdict.summary", None),
+        ("coverage.explained_share", None),
+        ("coverage.notes", "\ud800"),
+        ("placement", []),
+        ("placement.hosts", None),
+        ("evidence.E1", None),
+        ("evidence.E1.values", [1]),
+        ("window.first_step", "7"),
+        ("producer", "me"),
+        ("roles", {}),
+    ]:
+        data = json.loads(json.dumps(whole))
+        *way, last = path.split(".")
+        place = data
+        for key in way:
+            place = place[int(key) if isinstance(place, list) else key]
+        place[last] = value
+        file.write_text(json.dumps(data))
+        for form in cli.FORMATS:
+            assert cli.main(["show", str(file), "--format", form]) == 1, path
+        output = capsys.readouterr()
+        assert output.out == ""
+        assert output.err.count("\n") == len(cli.FORMATS)
+        assert path.split(".")[0] in output.err
+
+
+def test_a_device_without_end_is_not_read_to_its_end(capsys: Capture) -> None:
+    assert cli.main(["show", "/dev/zero"]) == 1
+    assert "more than" in capsys.readouterr().err
+
+
+def test_reports_that_cannot_be_written_lose_no_answer(tmp_path: Path, capsys: Capture) -> None:
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        assert cli.main(["diagnose", str(DATA / "two_ranks_of_128"), "--out", str(out), "--format", "json"]) == 1
+        output = capsys.readouterr()
+        assert json.loads(output.out)["coverage"]["ranks_expected"] == 128
+        assert "cannot be written" in output.err and str(out) in output.err
+        assert output.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("closed", "status"), [("2>&-", 0), (">&-", 1), (">&- 2>&-", 1), (">/dev/full", 1)])
+def test_a_closed_or_full_output_is_no_traceback(closed: str, status: int, tmp_path: Path) -> None:
+    (tmp_path / "diagnosis.json").write_text(json.dumps(to_json(samples.healthy()[0])))
+    for command in (f"show {tmp_path}", f"diagnose {DATA / 'two_ranks_of_128'} --out {tmp_path / 'out'}"):
+        line = f"exec {sys.executable} -m eroica {command} {closed}"
+        done = subprocess.run(["sh", "-c", line], capture_output=True, check=False)
+        assert done.returncode == status
+        assert done.stderr.count(b"\n") == (0 if "2>" in closed else 1), done.stderr
+    assert (tmp_path / "out" / "report.html").exists()
+
+
 def test_a_missing_file_fails_with_one_sentence_free_of_escape_sequences(tmp_path: Path, capsys: Capture) -> None:
     assert cli.main(["show", str(tmp_path / "no\x1b[31mfile\n.json")]) == 1
     output = capsys.readouterr()
