@@ -10,7 +10,9 @@ scanner refuses is decoded by `records`, as single ones are here, so they cannot
 from __future__ import annotations
 
 import json
+import os
 import re
+import stat
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -249,6 +251,9 @@ def metadata(keys: bytes, losses: Losses, offset: int) -> dict[str, Any]:
 def open_text(path: str | Path) -> tuple[Any, Inflater | None]:
     """(file to close, its inflater if it is gzip). Raises UserError if it cannot be opened."""
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode) and not os.path.isdir(path):
+            # To open a pipe may wait forever, and a device may never end.
+            raise UserError(f"{path}: a pipe or a device, not a file; save the trace to a file first")
         raw = open(path, "rb", buffering=0)  # noqa: SIM115 (closed by the caller)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; give a trace file or a directory of them") from None

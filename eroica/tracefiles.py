@@ -123,10 +123,17 @@ def find_traces(paths: str | Path | Sequence[str | Path]) -> TraceSet:
 
 
 def _files_of(directory: Path) -> list[Path]:
-    own = sorted(path for path in directory.iterdir() if path.is_file())
+    own = sorted(path for path in directory.iterdir() if _is_file(path))
     if any(path.name == MANIFEST or _looks_like_trace(path) for path in own):
         return own
-    return own + sorted(path for path in directory.rglob("*") if path.is_file() and path.parent != directory)
+    return own + sorted(path for path in directory.rglob("*") if _is_file(path) and path.parent != directory)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a link into a place that may not be looked at
+        return False
 
 
 def _looks_like_trace(path: Path) -> bool:
@@ -162,12 +169,17 @@ def _resolve(named: Sequence[Path], offered: Sequence[Path], place: str) -> Trac
         elif path.suffix == ".parquet":
             try:
                 ranked += [TraceFile(str(path), rank, timeline=True) for rank in timeline.ranks(path)]
-            except DataError as error:
+            except (DataError, UserError) as error:
                 if is_named:
                     raise
-                ignored.append((str(path), str(error)))
+                ignored.append((str(path), _reason(error, path)))
         else:
-            peek = _peek(path, whole=key not in by_manifest)
+            try:
+                peek = _peek(path, whole=key not in by_manifest)
+            except UserError as error:
+                if is_named:
+                    raise
+                peek = _Peek(_reason(error, path))
             if peek.why_not:
                 if is_named:
                     raise DataError(f"{path}: {peek.why_not}, so it is no profiler trace")
@@ -198,6 +210,11 @@ def _resolve(named: Sequence[Path], offered: Sequence[Path], place: str) -> Trac
         max(sizes) if sizes else timeline.world_size([file.path for file in ranked if file.timeline])
     )
     return TraceSet(tuple(sorted(ranked, key=lambda file: file.rank)), world_size, tuple(notes), tuple(ignored))
+
+
+def _reason(error: EroicaError, path: Path) -> str:
+    """The message without the name of the file."""
+    return str(error).removeprefix(f"{path}: ").partition("; ")[0]
 
 
 def _number(ranked: Sequence[TraceFile], unranked: list[str], notes: list[str]) -> list[TraceFile]:
@@ -234,22 +251,24 @@ def _refuse_clashes(files: Sequence[TraceFile]) -> None:
 def _manifest(path: Path) -> tuple[dict[str, int], int | None]:
     """({real path: rank}, world size) of a manifest.json; ({}, None) if it is another program's."""
     try:
-        told = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+        told = json.loads(path.read_bytes()) if path.is_file() else None
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read as JSON ({error}); mend or remove it") from None
     if not isinstance(told, dict) or told.get("schema") != MANIFEST_SCHEMA:
         return {}, None
     ranks = told.get("ranks")
     result: dict[str, int] = {}
     for key, name in ranks.items() if isinstance(ranks, dict) else []:
-        if not str(key).isdecimal() or not isinstance(name, str):
-            raise UserError(f"{path}: ranks must map numbers to file names, not {key!r} to {name!r}")
+        rank = integer(key, -1, 32)
+        if rank < 0 or not isinstance(name, str):
+            raise UserError(f"{path}: ranks must map numbers to file names, not {key!r:.80} to {name!r:.80}")
         file = path.parent / name
-        if not file.exists():
+        if not os.path.exists(file):
             raise UserError(
                 f"{path}: names {name} for rank {key}, which does not exist; copy it here or remove the entry"
             )
-        result[os.path.realpath(file)] = int(key)
+        if result.setdefault(os.path.realpath(file), rank) != rank:
+            raise UserError(f"{path}: names {name} for two ranks; a trace is one rank's")
     size = integer(told.get("world_size"), 0, 32)
     return result, size if size > 0 else None
 

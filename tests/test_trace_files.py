@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -259,3 +260,50 @@ def test_rows_of_a_timeline_without_a_time_are_counted(tmp_path: Path) -> None:
 
     assert [trace.damage.bad_times for trace in traces] == [1, 1]
     assert [trace.dur_ns.tolist() for trace in traces] == [[10**9, 10**9], [10**9]]
+
+
+@pytest.mark.parametrize(
+    ("told", "hint"),
+    [
+        ('{"99999999999": "rank0.json"}', "must map numbers"),
+        ('{"' + "9" * 5000 + '": "rank0.json"}', "must map numbers"),
+        ('{"-1": "rank0.json"}', "must map numbers"),
+        ('{"0": ["rank0.json"]}', "must map numbers"),
+        ('{"0": "rank0.json", "1": "./rank0.json"}', "two ranks"),
+        ('{"0": "rank\\u00000.json"}', "does not exist"),
+        ('{"0": "' + "a" * 300 + '"}', "does not exist"),
+        ('{"0": ' + "[" * 100_000, "cannot be read as JSON"),
+    ],
+    ids=["too big", "too long", "negative", "list", "twice", "zero byte", "long name", "deep"],
+)
+def test_a_manifest_that_makes_no_sense_is_one_sentence(told: str, hint: str, tmp_path: Path) -> None:
+    write(tmp_path / "rank0.json", trace_of(0))
+    write(tmp_path / "manifest.json", '{"schema": "eroica.manifest/1", "ranks": ' + told + "}")
+    with pytest.raises(UserError, match=hint) as caught:
+        find_traces([tmp_path])
+    assert "\n" not in str(caught.value)
+
+
+def test_pipes_are_never_waited_for(tmp_path: Path) -> None:
+    write(tmp_path / "rank0.json", trace_of(0))
+    for name in ("rank1.json", "manifest.json", "rank2.parquet"):
+        os.mkfifo(tmp_path / name)
+    assert [file.rank for file in find_traces([tmp_path]).files] == [0]
+    found = find_traces([tmp_path / "*"])
+    assert [file.rank for file in found.files] == [0]
+    assert any("rank1.json" in note for note in found.notes)
+    for name in ("rank1.json", "rank2.parquet"):
+        with pytest.raises((UserError, DataError), match=name):
+            find_traces([tmp_path / name])
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is unreadable to root")
+def test_a_file_that_may_not_be_read_is_left_out_and_named(tmp_path: Path) -> None:
+    for rank in range(3):
+        write(tmp_path / f"rank{rank}.json", trace_of(rank))
+    (tmp_path / "rank1.json").chmod(0)
+    found = find_traces([tmp_path])
+    assert [file.rank for file in found.files] == [0, 2]
+    assert any("rank1.json cannot be opened" in note for note in found.notes)
+    with pytest.raises(UserError, match="Permission denied"):
+        find_traces([tmp_path / "rank1.json"])
