@@ -198,7 +198,7 @@ def _resolve(named: Sequence[Path], offered: Sequence[Path], place: str) -> Trac
                 ranked.append(TraceFile(str(path), rank))
     ranked += _number(ranked, unranked, notes)
     if not ranked:
-        looked = f" among {len(ignored)} files" if ignored else ""
+        looked = f" among {len(ignored)} file{'s' if len(ignored) > 1 else ''}" if ignored else ""
         raise UserError(
             f"{place}: no trace files found{looked}; eroica reads Kineto JSON, plain or gzip, "
             "and op timelines in parquet"

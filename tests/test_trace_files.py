@@ -182,7 +182,7 @@ def test_a_path_without_files_is_refused(tmp_path: Path, name: str) -> None:
 def test_a_directory_without_traces_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "notes.json", "{}")
 
-    with pytest.raises(UserError, match="no trace files found; 1 files were looked at"):
+    with pytest.raises(UserError, match="no trace files found among 1 file;"):
         find_traces([tmp_path])
 
 
