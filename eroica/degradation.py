@@ -1,0 +1,556 @@
+"""Notices that one rank's iterations became slow, keep being slow now and then, drift, or stopped.
+
+Pure: iterations and the time in, triggers out; standard library only. It compares a job with itself over time and
+names nobody: ranks of a job slow down together, and which one is at the root is what the window that it triggers is
+for. A job that is slow from its first step has no slowdown to notice; its baseline window is diagnosed instead. Used by
+the agent, on what `steps` yields.
+
+Only iterations of the same kind are compared: same learnt unit, number of batches, loader, and about the same number of
+collectives. Medians over the last 10, 40 and 160 iterations look for large, small and very small effects: what 10 noisy
+iterations cannot show, 160 may. Each must lie 5 % above the best level of the run and beyond what the noise of that
+kind, measured on healthy iterations, makes of a median of so many.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from math import sqrt
+from statistics import median
+
+from eroica.steps import Iteration, Pause
+
+
+class Change(Enum):
+    """What was noticed."""
+
+    SLOW = "slow"
+    RECURRING = "recurring"
+    """Single slow iterations that keep coming back."""
+    DRIFT = "drift"
+    """Longer and longer."""
+    STALLED = "stalled"
+    """No mark for too long."""
+    RECOVERED = "recovered"
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """One change of a rank's pace."""
+
+    change: Change
+    time_ns: int
+    generation: int
+    step: int
+    """Raw count at the iteration that showed it."""
+    number: int
+    """That iteration; -1 before the first."""
+    baseline_ns: int
+    """What an iteration of this kind takes at its best; STALLED: the longest silence that is usual."""
+    observed_ns: int
+    """What it takes now: the median that showed it, a typical slow iteration, or the silence."""
+    cost: float
+    """Share of the time that is lost to it."""
+    every: int | None = None
+    """RECURRING: iterations from one to the next, if they are regular: the window should meet the next one."""
+    ended: Change | None = None
+    """RECOVERED: from what."""
+    pause: Pause | None = None
+    """STALLED: what the rank was doing, beyond its limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How long a rank may be silent."""
+
+    silence_ns: int = 10_000_000_000
+    """At least this, however short iterations are: below it, hosts swap, filesystems stutter, and people cannot act."""
+    silence_factor: float = 5.0
+    """Times the usual iteration."""
+    gap_factor: float = 2.0
+    """Times the second longest silence that ended by itself: what came twice will come again (evaluation that no mark
+    shows)."""
+    start_ns: int = 1_800_000_000_000
+    """In the first iterations after a rendezvous: compilation of a large model takes tens of minutes."""
+    pause_ns: int = 600_000_000_000
+    """Within an evaluation, a checkpoint, a compilation or a rendezvous."""
+    pause_factor: float = 3.0
+    """Times the longest such pause seen, if that is more: an upper bound that fits all jobs does not exist."""
+
+    def __post_init__(self) -> None:
+        for name in ("silence_ns", "silence_factor", "gap_factor", "start_ns", "pause_ns", "pause_factor"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"Limits.{name} is {getattr(self, name)}; it must be above 0")
+
+
+WARM_UP = 10
+"""Iterations after a rendezvous that are no baseline: allocators, autotuning and caches settle in them."""
+EFFECT = 0.05
+"""A slowdown below this is not worth a window (the design's 5 %; a daily 1-2 % of clock and cooling is normal)."""
+WINDOWS = (10, 40, 160)
+"""Iterations whose medians are looked at."""
+GUARDS = (0.95, 0.80, 0.67)
+"""And the quantile of healthy iterations that such a median must exceed too. A median of n independent iterations does
+so by chance once in 1e5, whatever their distribution: this is what keeps two-mode jobs and L-BFGS silent."""
+MARGIN = 1.5
+"""Standard errors by which a median must exceed EFFECT, so that 3 % of daily swing and 1 % of noise do not add up."""
+STANDARD_ERRORS = 5.0
+"""And by which it must exceed the level: a run has thousands of medians."""
+SLOWER = 1.25
+"""Times the slow level: slower still, and news again."""
+BLOCK = 100
+"""Iterations whose median is a level. The best of a hundred such medians lies below the truth by 0.3 standard
+deviations of one iteration."""
+GROWING = (20, 50)
+"""The first block serves before it is full."""
+KINDS = 16
+"""Kinds of iterations told apart; those beyond are not judged."""
+SPAN = 300
+"""Iterations over which recurring ones are looked for."""
+SLOW_ITERATION = 1.5
+"""Times the median: a slow iteration."""
+OUTSIDE = 5.0
+"""And by so many standard deviations outside: iterations whose length varies anyway have none."""
+COMMON = 0.2
+"""Above this share of slow ones it is a second mode (train and rollout), not an exception."""
+IRREGULAR = 12
+"""Times in SPAN that make irregular ones recurring. Unrelated hiccups come in one of a hundred iterations: 12 of them
+in 300 have a chance of 1e-4; 3 or 4 at equal distances are no chance either."""
+TREND = 12
+"""Medians, one after the other, that a trend needs, all rising but for INVERSIONS pairs of the 66: by chance 3e-6."""
+INVERSIONS = 4
+
+
+class _Rolling:
+    """The last `size` values, in order and sorted."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._values: deque[int] = deque()
+        self.ranked: list[int] = []
+
+    def add(self, value: int) -> None:
+        if len(self._values) == self.size:
+            del self.ranked[bisect_left(self.ranked, self._values.popleft())]
+        self._values.append(value)
+        insort(self.ranked, value)
+
+    @property
+    def full(self) -> bool:
+        return len(self._values) == self.size
+
+    def median(self) -> float:
+        n = len(self.ranked)
+        return (self.ranked[(n - 1) // 2] + self.ranked[n // 2]) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """Healthy iterations of one kind."""
+
+    median_ns: float
+    num: int
+    sigma: float
+    """Robust standard deviation of one iteration, as a share of the median."""
+    guards_ns: tuple[int, ...]
+    """Quantiles GUARDS."""
+
+    @classmethod
+    def of(cls, durations: Sequence[int]) -> _Level:
+        ranked = sorted(durations)
+        n = len(ranked)
+        middle = max(median(ranked), 1.0)
+        return cls(middle, n, _spread(ranked) / middle, tuple(ranked[int(q * n)] for q in GUARDS))
+
+
+def _spread(ranked: Sequence[int]) -> float:
+    """Robust standard deviation, from the median of the absolute deviations."""
+    middle = median(ranked)
+    return 1.4826 * median(abs(x - middle) for x in ranked)
+
+
+class _Track:
+    """Iterations of one kind."""
+
+    def __init__(self, num_collectives: int) -> None:
+        self.num_collectives = num_collectives
+        self.windows: tuple[_Rolling, ...] = tuple(_Rolling(n) for n in WINDOWS)
+        self.span = _Rolling(SPAN)
+        self.level: _Level | None = None
+        self.limits: tuple[float, ...] = (EFFECT,) * len(WINDOWS)
+        """How far above the level, as a share, the median of each window may lie."""
+        self.last_number = 0
+        self.slow: int | None = None
+        """Index of the window that showed that it is slow."""
+        self.slowest_ns = 0.0
+        """And the median of that window when it was full of slow ones."""
+        self.settled = 0
+        """Iterations of this kind until it is, and until the next longer one is too."""
+        self.drifting = False
+        self._block: list[int] = []
+        self._healthy: deque[_Level] = deque(maxlen=9)
+        self._ten: list[int] = []
+        self._tens: deque[float] = deque(maxlen=TREND)
+        self._hundred: list[float] = []
+        self._hundreds: deque[float] = deque(maxlen=TREND)
+
+    def add(self, duration_ns: int) -> None:
+        for window in (*self.windows, self.span):
+            window.add(duration_ns)
+        self._block.append(duration_ns)
+        num = len(self._block)
+        if num in GROWING and self.slow is None and (self.level is None or self.level.num < BLOCK):
+            self._learn(_Level.of(self._block))
+        elif num == BLOCK:
+            self._learn(_Level.of(self._block))
+            self._block.clear()
+
+    def _learn(self, new: _Level) -> None:
+        """The best level of the run, and how much healthy iterations scatter."""
+        old = self.level
+        grows = old is not None and old.num < min(new.num, BLOCK)
+        if old is None or new.median_ns < old.median_ns or (grows and new.median_ns <= old.median_ns * (1 + EFFECT)):
+            self.level = new
+        assert self.level is not None
+        if new.num == BLOCK and self.slow is None and new.median_ns <= self.level.median_ns * (1 + self.limits[2]):
+            self._healthy.append(new)
+        self.limits = tuple(self._limit(i, self.level) for i in range(len(WINDOWS)))
+
+    def _limit(self, window: int, level: _Level) -> float:
+        sigma, guard_ns = level.sigma, float(level.guards_ns[window])
+        if self._healthy:  # The best block may be a quiet one by chance.
+            sigma = max(sigma, median(h.sigma for h in self._healthy))
+            guard_ns = max(guard_ns, median(h.guards_ns[window] for h in self._healthy))
+        # 1.2533: standard error of a median, against that of a mean. Few iterations tell their own spread badly.
+        error = 1.2533 * sigma * sqrt(1 / WINDOWS[window] + 1 / level.num) * (1 + GROWING[0] / level.num)
+        return max(EFFECT + MARGIN * error, STANDARD_ERRORS * error, guard_ns / level.median_ns - 1)
+
+    def slowed(self) -> tuple[int, float] | None:
+        """The first window whose median is too high, and that median."""
+        if self.level is None:
+            return None
+        for i, window in enumerate(self.windows):
+            if window.full:
+                now = window.median()
+                if now > self.level.median_ns * (1 + self.limits[i]):
+                    return i, now
+        return None
+
+    def recovered(self) -> float | None:
+        """The median, if the slowdown is over: less than half of what a trigger needs, on the next longer window.
+
+        The same window would tell of recoveries that are noise.
+        """
+        if self.slow is None or self.level is None:
+            return None
+        if self.settled:
+            self.settled -= 1
+            self.slowest_ns = max(self.slowest_ns, self.windows[self.slow].median())
+            return None
+        longer = _longer(self.slow)
+        now = self.windows[longer].median()
+        return now if now < self.level.median_ns * (1 + self.limits[longer] / 2) else None
+
+    def forget_slowness(self) -> None:
+        """It is over; long windows, still half full of it, would tell of it again."""
+        self.slow = None
+        self.windows = (self.windows[0], *(_Rolling(n) for n in WINDOWS[1:]))
+
+    def pace_ns(self, window: int) -> float:
+        """What slow iterations take: the median of those of a window that are clearly above the level."""
+        assert self.level is not None
+        ranked = self.windows[window].ranked
+        return median(ranked[bisect_left(ranked, self.level.median_ns * (1 + self.limits[window] / 2)) :])
+
+    def drifts(self, duration_ns: int) -> tuple[float, float] | None:
+        """First and last level of a rising trend, on medians of 10 and of 100 iterations."""
+        self._ten.append(duration_ns)
+        if len(self._ten) < 10:
+            return None
+        self._tens.append(median(self._ten))
+        self._hundred.append(self._tens[-1])
+        self._ten.clear()
+        found = _rises(self._tens)
+        if len(self._hundred) == 10:
+            self._hundreds.append(median(self._hundred))
+            self._hundred.clear()
+            found = found or _rises(self._hundreds)
+        return found
+
+    def outlier_ns(self, duration_ns: int) -> float:
+        """What an iteration took beyond the median, if it is a slow one; else 0."""
+        ranked = self.span.ranked
+        if len(ranked) < BLOCK:
+            return 0.0
+        usual = self.span.median()
+        if duration_ns <= SLOW_ITERATION * usual or duration_ns <= usual + OUTSIDE * _spread(ranked):
+            return 0.0
+        common = len(ranked) - bisect_left(ranked, SLOW_ITERATION * usual)
+        return duration_ns - usual if common <= COMMON * len(ranked) else 0.0
+
+
+def _longer(window: int) -> int:
+    return min(window + 1, len(WINDOWS) - 1)
+
+
+def _rises(levels: Sequence[float]) -> tuple[float, float] | None:
+    if len(levels) < TREND:
+        return None
+    values = list(levels)
+    first, last = median(values[:3]), median(values[-3:])
+    if last <= first * (1 + EFFECT):
+        return None
+    inversions = sum(a >= b for i, a in enumerate(values) for b in values[i + 1 :])
+    return (first, last) if inversions <= INVERSIONS else None
+
+
+@dataclass(slots=True)
+class _Slow:
+    """One slow iteration."""
+
+    number: int
+    """Position among the judged iterations, so that an evaluation between two does not change their distance."""
+    excess_ns: float
+    duration_ns: int
+
+
+class Degradation:
+    """Judges the iterations of one rank as they come. Bounded memory, O(1) amortised per iteration."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.history: deque[Iteration] = deque(maxlen=SPAN)
+        """The last iterations, also over a rendezvous."""
+        self.triggers: deque[Trigger] = deque(maxlen=64)
+        """The last triggers, also over a rendezvous."""
+        self._limits = limits or Limits()
+        self._pauses_ns: dict[Pause, int] = {}
+        self.restart()
+
+    def restart(self) -> None:
+        """A new rendezvous: baselines are learnt anew (world size and hosts may differ); history stays."""
+        self._seen = 0
+        self._tracks: dict[tuple[int, int, int], list[_Track]] = {}
+        self._num_tracks = 0
+        self._judged = 0
+        self._span: deque[int] = deque(maxlen=SPAN)
+        self._span_ns = 0
+        self._slow: deque[_Slow] = deque()
+        self._recurring = False
+        self._stalled_at_ns: int | None = None
+
+    def add(self, iteration: Iteration) -> list[Trigger]:
+        """What this iteration shows, mostly nothing."""
+        if self.history and iteration.generation != self.history[-1].generation:
+            self.restart()
+        self.history.append(iteration)
+        self._seen += 1
+        duration_ns = iteration.duration_ns
+        if iteration.pause is not None:
+            self._pauses_ns[iteration.pause] = max(self._pauses_ns.get(iteration.pause, 0), duration_ns)
+        # Evaluations and our own windows are long for a reason that needs no diagnosis. Saves and compilations count
+        # below, where only their repetition is a fault. A skipped step is shorter than a real one.
+        if (
+            self._seen <= WARM_UP
+            or iteration.skipped
+            or duration_ns <= 0
+            or iteration.pause in (Pause.EVALUATION, Pause.RENDEZVOUS, Pause.CAPTURE)
+        ):
+            return []
+        track = self._track(iteration)
+        if track is None:
+            return []
+        track.last_number = iteration.number
+        found: list[Trigger] = []
+        excess_ns = track.outlier_ns(duration_ns)
+        if iteration.pause is None:
+            track.add(duration_ns)
+            found += self._level(iteration, track)
+            found += self._trend(duration_ns, track)
+        found += self._recur(iteration.duration_ns, excess_ns)
+        return found
+
+    def check(self, now_ns: int, last_ns: int | None, pause: Pause | None, gap_ns: int = 0) -> Trigger | None:
+        """Whether the rank stands still at `now_ns`; once per silence, and once more when it is over.
+
+        `last_ns`: its last mark. `pause`: what it is doing, as far as known. `gap_ns`: its second longest silence that
+        ended by itself (`Iterations.gaps_ns[1]`). To be called now and then, a few times per limit.
+        """
+        if last_ns is None:
+            return None
+        if self._stalled_at_ns is not None:
+            if last_ns <= self._stalled_at_ns:
+                return None
+            silent_ns, self._stalled_at_ns = last_ns - self._stalled_at_ns, None
+            if pause is not None:
+                self._pauses_ns[pause] = max(self._pauses_ns.get(pause, 0), silent_ns)
+            return self._told(Change.RECOVERED, 0, silent_ns, time_ns=now_ns, ended=Change.STALLED)
+        limit_ns = self.silence_limit_ns(pause, gap_ns)
+        if now_ns - last_ns <= limit_ns:
+            return None
+        self._stalled_at_ns = last_ns
+        return self._told(Change.STALLED, limit_ns, now_ns - last_ns, 1.0, time_ns=now_ns, pause=pause)
+
+    def silence_limit_ns(self, pause: Pause | None, gap_ns: int = 0) -> int:
+        """How long this rank may be silent now."""
+        limits = self._limits
+        usual = max((t.windows[0].median() for tracks in self._tracks.values() for t in tracks), default=0.0)
+        limit = max(limits.silence_factor * usual, limits.silence_ns, limits.gap_factor * gap_ns)
+        if pause is not None:
+            limit = max(limit, limits.pause_ns, limits.pause_factor * self._pauses_ns.get(pause, 0))
+        if self._seen <= WARM_UP:
+            limit = max(limit, limits.start_ns)
+        return int(limit)
+
+    def _track(self, iteration: Iteration) -> _Track | None:
+        """The iterations that this one may be compared with; None beyond KINDS of them."""
+        kind = (iteration.unit, iteration.num_batches, iteration.loader)
+        tracks = self._tracks.get(kind)
+        num = iteration.num_collectives
+        for track in tracks or ():
+            # Other operations, other phase: a rollout calls other collectives than training. A few more or fewer (a
+            # log line, a check) make no other kind.
+            if track.num_collectives / 2 <= num <= 2 * track.num_collectives:
+                return track
+        if self._num_tracks >= KINDS:
+            for old in [k for k in self._tracks if k[0] < iteration.unit]:
+                self._num_tracks -= len(self._tracks.pop(old))
+            if self._num_tracks >= KINDS:
+                return None
+        new = _Track(num)
+        self._tracks.setdefault(kind, []).append(new)
+        self._num_tracks += 1
+        return new
+
+    def _level(self, iteration: Iteration, track: _Track) -> list[Trigger]:
+        """Slow, slower still, or recovered."""
+        level = track.level
+        if level is None:
+            return []
+        back = track.recovered()
+        if back is not None:
+            track.forget_slowness()
+            return [self._told(Change.RECOVERED, level.median_ns, back, ended=Change.SLOW)]
+        found = track.slowed()
+        if found is None:
+            return []
+        # A fault slows all kinds; the first one that shows it speaks for them.
+        if track.slow is None and any(
+            other.slow is not None and iteration.number - other.last_number <= SPAN
+            for tracks in self._tracks.values()
+            for other in tracks
+        ):
+            return []
+        window, now = found
+        if track.slow is not None and (track.settled or now <= SLOWER * track.slowest_ns):
+            return []
+        track.slow, track.slowest_ns, track.settled = window, now, WINDOWS[_longer(window)]
+        pace_ns = track.pace_ns(window)
+        return [self._told(Change.SLOW, level.median_ns, pace_ns, 1 - level.median_ns / pace_ns)]
+
+    def _trend(self, duration_ns: int, track: _Track) -> list[Trigger]:
+        rise = track.drifts(duration_ns)
+        if rise is None:
+            # Told once; a level that has come back arms it again.
+            if track.drifting and track.slow is None and track.slowed() is None:
+                track.drifting = False
+            return []
+        if track.drifting:
+            return []
+        track.drifting = True
+        return [self._told(Change.DRIFT, rise[0], rise[1], 1 - rise[0] / rise[1])]
+
+    def _recur(self, duration_ns: int, excess_ns: float) -> list[Trigger]:
+        """Slow iterations that keep coming back and cost more than EFFECT of the time."""
+        if len(self._span) == SPAN:
+            self._span_ns -= self._span[0]
+        self._span.append(duration_ns)
+        self._span_ns += duration_ns
+        self._judged += 1
+        while self._slow and self._slow[0].number <= self._judged - SPAN:
+            self._slow.popleft()
+        if not excess_ns:
+            if self._recurring and len(self._slow) < 3:
+                self._recurring = False
+                usual = median(self._span)
+                return [self._told(Change.RECOVERED, usual, usual, ended=Change.RECURRING)]
+            return []
+        self._slow.append(_Slow(self._judged, excess_ns, duration_ns))
+        if self._recurring or any(t.slow is not None for tracks in self._tracks.values() for t in tracks):
+            return []
+        if len(self._slow) < 3:
+            return []
+        every = self._spacing()
+        if every == 0:
+            return []
+        # A hiccup of minutes among two of seconds is still one hiccup: none counts for more than three usual ones.
+        typical_ns = median(s.excess_ns for s in self._slow)
+        lost_ns = sum(min(s.excess_ns, 3 * typical_ns) for s in self._slow)
+        if lost_ns <= EFFECT * self._span_ns:
+            return []
+        self._recurring = True
+        observed = median(s.duration_ns for s in self._slow)
+        return [self._told(Change.RECURRING, observed - typical_ns, observed, lost_ns / self._span_ns, every=every)]
+
+    def _spacing(self) -> int | None:
+        """Iterations from one slow one to the next if that is regular; None if it is not but they are many; else 0.
+
+        Neighbours are one occurrence: a recompilation or a network's hiccup lasts for several iterations. Regular are
+        four at equal distances up to the latest one that cost about the same, whatever else there is between, or the
+        last three if they cost the same.
+        """
+        starts: dict[int, _Slow] = {}
+        previous = -9
+        for slow in self._slow:
+            if slow.number - previous > 2:
+                starts[slow.number] = slow
+            previous = slow.number
+        numbers = list(starts)
+        last = numbers[-1]
+        for before, start in enumerate(numbers[-2::-1]):
+            every = last - start
+            line = [last, start]
+            while len(line) < 4:
+                expected = line[-1] - every
+                at = next((n for n in (expected, expected - 1, expected + 1) if n in starts), None)
+                if at is None:
+                    break
+                line.append(at)
+            costs = [starts[n].excess_ns for n in line]
+            if len(line) == 4 and max(costs) <= 2 * min(costs):
+                return every
+            if before == 0 and len(numbers) > 2 and line == numbers[-3:][::-1] and max(costs) <= 1.25 * min(costs):
+                return every
+        return None if len(starts) >= IRREGULAR else 0
+
+    def _told(
+        self,
+        change: Change,
+        baseline_ns: float,
+        observed_ns: float,
+        cost: float = 0.0,
+        *,
+        time_ns: int | None = None,
+        every: int | None = None,
+        ended: Change | None = None,
+        pause: Pause | None = None,
+    ) -> Trigger:
+        """A trigger at the latest iteration."""
+        last = self.history[-1] if self.history else None
+        made = Trigger(
+            change=change,
+            time_ns=time_ns if time_ns is not None else last.end_ns if last else 0,
+            generation=last.generation if last else 0,
+            step=last.step if last else 0,
+            number=last.number if last else -1,
+            baseline_ns=round(baseline_ns),
+            observed_ns=round(observed_ns),
+            cost=cost,
+            every=every,
+            ended=ended,
+            pause=pause,
+        )
+        self.triggers.append(made)
+        return made
