@@ -351,6 +351,17 @@ def test_of_two_hundred_random_healthy_jobs_at_most_one_is_suspected() -> None:
     assert len(suspected) <= 1, suspected
 
 
+@pytest.mark.parametrize(("rho", "sigma"), [(0.5, 0.03), (0.9, 0.03)])
+def test_noise_in_which_neighbours_are_alike_is_silent(rho: float, sigma: float) -> None:
+    """Other jobs' traffic comes and goes over tens of iterations: medians scatter more than single iterations say."""
+    for seed in range(10):
+        rng, drift, series = random.Random(seed), 0.0, []
+        for _ in range(3000):
+            drift = rho * drift + rng.gauss(0.0, sigma * (1 - rho * rho) ** 0.5)
+            series.append(0.1 * exp(drift))
+        assert not judged(series)
+
+
 @given(st.integers(0, 10**6))
 def test_a_random_healthy_job_of_a_few_hundred_steps_is_never_slow(seed: int) -> None:
     assert not {Change.SLOW, Change.DRIFT} & set(changes(judged(healthy(seed, 600))))
