@@ -1,0 +1,379 @@
+"""The flight ring: one memory-mapped file per rank that holds the last some 16,000 things the rank did.
+
+The probe writes it from inside of the training process; an agent or `eroica show` reads it from outside, at any time:
+while the process runs, while it hangs with the GIL held, after SIGKILL. No lock is shared, no thread serves it, and a
+write costs under a microsecond. It is not a log (old records are overwritten) and not a trace (no kernels, no stacks).
+Standard library only, since it lives in other people's training processes.
+
+Layout, little-endian, every word on a multiple of its size:
+
+    0       identity (`_IDENTITY`): magic, version, sizes, process, clocks, generation; closed by a CRC; written once
+    256     counters (`_WORDS`), 8 bytes each, rewritten in place: rank, world size, state, nexts, steps, skipped, gc
+    512     mailbox: one 8-byte word that others write and the probe reads; a cache line of its own
+    1024    notes: JSON objects of no fixed size, appended once each (groups, host, fault): length, CRC, text
+    65536   records, 64 bytes each; record `number` lies at place `number % capacity`
+
+    record  0 number u64 | 8 begin_ns i64 | 16 kind, op, dtype, flags u8 | 20 peer i32 | 24 group u64 | 32 sequence i64
+            40 bytes i64 | 48 step u32 | 52 crc32 of the 52 bytes before u32 | 56 end word u64
+
+A record is a span. Its body is written when it begins; when it ends, one aligned word is set: `duration_ns << 17 |
+raised << 16 | number & 0xffff`. A span whose end word does not carry its number is still open.
+
+Worked example. Rank 3 enters all_reduce 41 of group 0 as its record 90,001 and is killed in it, capacity 16,384. Place
+90001 % 16384 = 8081 holds number 90001, a CRC that fits and end word 0: "in allreduce 41 since begin_ns". Had the kill
+come in the middle of the write, the CRC would not fit, the place counts as torn, and record 90,000 is the last one.
+Had the record ended 5 ms later, the word would be 5,000,000 << 17 | 90001 & 0xffff (24465). A callback that is late by
+a whole lap sets the word with an old number, which no longer fits the record in its place, and changes nothing.
+
+Blocks are reserved when the file is made (`posix_fallocate`): with a sparse file, a full disk would kill the training
+process by SIGBUS at a store. Readers use `pread`, never a mapping, so a file cut short cannot kill them either.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import mmap
+import os
+import stat
+import struct
+import zlib
+from _thread import allocate_lock
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic_ns, time_ns
+
+from eroica.errors import DataError, UserError
+
+VERSION = 1
+SUFFIX = ".ring"
+
+NEXT, STEP, COLLECTIVE, P2P, GC, PHASE = range(1, 7)
+KINDS = ("", "dataloader next", "optimizer step", "collective", "send or receive", "garbage collection", "phase")
+"""Names of the kinds, by number. A reader shows a number that it does not know as it is."""
+
+OPS = (
+    *("other", "allreduce", "allreduce_coalesced", "allgather", "allgather_base", "allgather_coalesced"),
+    *("allgather_into_tensor_coalesced", "reduce_scatter", "reduce_scatter_base", "reduce_scatter_tensor_coalesced"),
+    *("alltoall", "alltoall_base", "barrier", "monitored_barrier", "broadcast", "gather", "scatter", "reduce"),
+    *("send", "recv", "recv_any_source"),
+)
+"""Names of the collectives, by number; only ever appended to."""
+
+DTYPES = (
+    *("other", "float32", "float16", "bfloat16", "float64", "int64", "int32", "uint8", "int8", "bool", "int16"),
+    *("float8_e4m3fn", "float8_e5m2", "complex64", "complex128"),
+)
+"""Names of the element types, by number; only ever appended to."""
+
+UNTIMED = 1
+"""Flag: the end of this span cannot be seen (NCCL, send and receive); an open end says nothing."""
+SKIPPED = 2
+"""Flag of an optimizer step that a gradient scaler left out."""
+
+ARMED, ENDED, OFF = 1, 2, 3
+"""States: recording; the process has come to its end; the probe has switched itself off after a fault."""
+
+RANK, WORLD_SIZE, STATE, NUM_NEXTS, NUM_STEPS, NUM_SKIPPED, GC_NS, NUM_GC, LOST_NOTES = range(9)
+"""Places of the counters."""
+
+_MAGIC = b"EROICA\x00R"
+_IDENTITY = struct.Struct("<8sIIIIIIQQqqQ")
+_WORDS_AT, _NUM_WORDS, _MAILBOX_AT, _NOTES_AT, _RECORDS_AT = 256, 9, 512, 1024, 65536
+_NOTE = struct.Struct("<II")
+_CRC = struct.Struct("<I")
+_BODY = struct.Struct("<QqBBBBiQqqI")
+_RECORD = struct.Struct("<52sIQ")
+_WHOLE = struct.Struct("<QqBBBBiQqqIIQ")
+_SIZE = 64
+_MOST_RECORDS = 1 << 15  # so that a late end word is told from the next lap's by 16 bits of the number
+_NO_END = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who writes a ring; does not change."""
+
+    pid: int
+    start_ticks: int
+    """Start of the process since boot in clock ticks (/proc/PID/stat); with `pid` it names a process; 0 if unknown."""
+    pid_namespace: int
+    """Inode of the pid namespace in which `pid` counts; 0 if unknown."""
+    generation: int
+    """Which start of the job this is: 0, then one more after each elastic restart."""
+    wall_ns: int
+    """Wall clock when the ring was made, nanoseconds since 1970."""
+    monotonic_ns: int
+    """CLOCK_MONOTONIC at the same moment; records use this clock."""
+    capacity: int
+    """Number of records that the ring holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One span."""
+
+    number: int
+    """Counts all records of this ring from 1."""
+    begin_ns: int
+    """CLOCK_MONOTONIC."""
+    duration_ns: int | None
+    """None while it lasts, and for ever where the end cannot be seen (`UNTIMED`)."""
+    raised: bool
+    """It ended by an exception: StopIteration at the end of an epoch, too."""
+    kind: int
+    """Index into `KINDS`."""
+    op: int
+    """Index into `OPS`."""
+    dtype: int
+    """Index into `DTYPES`."""
+    flags: int
+    peer: int
+    """Other rank of a send or receive, in its group; -1 otherwise."""
+    group: int
+    """Hash of the process group's name, which is the same on all of its ranks; 0 if none. Notes hold the name."""
+    sequence: int
+    """Position among the calls on this group, among the nexts, or among the steps, from 1; of a gc its generation."""
+    num_bytes: int
+    """Payload of this rank."""
+    step: int
+    """Outermost optimizer steps completed before it began."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """What a ring held at one moment."""
+
+    identity: Identity
+    words: tuple[int, ...]
+    """Counters; index with `RANK`, `STATE`, `NUM_STEPS`, ..."""
+    notes: list[dict[str, object]]
+    records: list[Record] = field(repr=False)
+    """Ascending by number."""
+    num_torn: int
+    """Places whose record was half written: at most one per thread of the writer, unless the file is damaged."""
+
+
+class Ring:
+    """The writer's end. Made by `create`, written by any thread that holds the GIL, closed by `close`.
+
+    `begin` and `end` take no lock: the number comes from a counter that is atomic under the GIL, and no two numbers
+    share a place until a whole lap later.
+    """
+
+    def __init__(self, path: Path, file: mmap.mmap, capacity: int) -> None:
+        self.path = path
+        self._map = file
+        self._words = memoryview(file).cast("q")
+        self._ends = memoryview(file).cast("Q")
+        self._capacity = capacity
+        self._numbers = itertools.count(1)
+        self._note_at = _NOTES_AT
+        self._noting = allocate_lock()
+
+    @classmethod
+    def create(cls, path: Path, *, rank: int, world_size: int, generation: int = 0, capacity: int = 16_384) -> Ring:
+        """A new ring at `path`, where it appears complete and replaces an older one. OSError: no room, no right."""
+        if not 0 < capacity <= _MOST_RECORDS:
+            raise UserError(f"a ring holds 1 to {_MOST_RECORDS} records, not {capacity}")
+        draft = path.with_name(f".{path.name}.{time_ns()}")
+        handle = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                size = _RECORDS_AT + capacity * _SIZE
+                os.posix_fallocate(handle, 0, size)
+                file = mmap.mmap(handle, size)
+            finally:
+                os.close(handle)
+            ring = cls(path, file, capacity)
+            pid = os.getpid()
+            identity = _IDENTITY.pack(
+                *(_MAGIC, VERSION, _NOTES_AT, _RECORDS_AT, _SIZE, capacity, pid),
+                *(start_ticks(pid), _pid_namespace(), time_ns(), monotonic_ns(), generation),
+            )
+            file[: len(identity) + 4] = identity + _CRC.pack(zlib.crc32(identity))
+            ring.set(RANK, rank)
+            ring.set(WORLD_SIZE, world_size)
+            ring.set(STATE, ARMED)
+            os.replace(draft, path)
+        except BaseException:
+            os.unlink(draft)
+            raise
+        return ring
+
+    def begin(
+        self,
+        kind: int,
+        begin_ns: int,
+        op: int,
+        dtype: int,
+        flags: int,
+        peer: int,
+        group: int,
+        sequence: int,
+        num_bytes: int,
+        step: int,
+    ) -> int:
+        """Write the record of a span that begins; returns its number. Raises struct.error if a value does not fit."""
+        number = next(self._numbers)
+        body = _BODY.pack(number, begin_ns, kind, op, dtype, flags, peer, group, sequence, num_bytes, step & 0xFFFFFFFF)
+        _RECORD.pack_into(self._map, _RECORDS_AT + number % self._capacity * _SIZE, body, zlib.crc32(body), _NO_END)
+        return number
+
+    def end(self, number: int, duration_ns: int, raised: bool = False) -> None:
+        """Say that span `number` is over; any thread may."""
+        word = min(max(duration_ns, 1), (1 << 47) - 1) << 17 | raised << 16 | number & 0xFFFF
+        self._ends[(_RECORDS_AT + number % self._capacity * _SIZE + 56) >> 3] = word
+
+    def set(self, word: int, value: int) -> None:
+        """Set a counter."""
+        self._words[(_WORDS_AT >> 3) + word] = value
+
+    def add(self, word: int, value: int) -> None:
+        """Raise a counter that only one thread at a time raises."""
+        self._words[(_WORDS_AT >> 3) + word] += value
+
+    @property
+    def mailbox(self) -> int:
+        """The word that somebody else left with `post`; 0 = nothing yet."""
+        return self._ends[_MAILBOX_AT >> 3]
+
+    def note(self, **entry: object) -> bool:
+        """Append a JSON object, for good. False if it found no room, or another thread in the middle of it."""
+        # Never waits: a garbage collection inside of this very function may want to note its fault.
+        if not self._noting.acquire(blocking=False):
+            return False
+        try:
+            text = json.dumps(entry).encode()
+            begin = self._note_at
+            if begin + _NOTE.size + len(text) > _RECORDS_AT:
+                self.add(LOST_NOTES, 1)
+                return False
+            self._map[begin + _NOTE.size : begin + _NOTE.size + len(text)] = text
+            _NOTE.pack_into(self._map, begin, len(text), zlib.crc32(text))
+            self._note_at = begin + _NOTE.size + (len(text) + 7) // 8 * 8
+            return True
+        finally:
+            self._noting.release()
+
+    def close(self) -> None:
+        """Unmap the file, which stays. Nothing may be written afterwards."""
+        self._words.release()
+        self._ends.release()
+        self._map.close()
+
+
+def read_flight(path: Path) -> Flight:
+    """All that the ring at `path` holds now. Raises OSError, and DataError if it is no ring or from a newer eroica."""
+    data = _read(path)
+    magic, version, *_ = _IDENTITY.unpack_from(data.ljust(_IDENTITY.size, b"\0"))
+    if magic != _MAGIC:
+        raise DataError(f"{path} is not a flight ring: it begins with {data[:8]!r}")
+    if version > VERSION:
+        raise DataError(f"{path} is a flight ring of version {version} and this eroica reads {VERSION}; update eroica")
+    identity = _identity(data)
+    if identity is None or len(data) < _RECORDS_AT + identity.capacity * _SIZE:
+        raise DataError(f"{path} is a damaged flight ring: its header or its end is missing ({len(data)} bytes)")
+    records, num_torn = _records(data, identity.capacity)
+    words = struct.unpack_from(f"<{_NUM_WORDS}q", data, _WORDS_AT)
+    return Flight(identity, words, list(_notes(data)), records, num_torn)
+
+
+def post(path: Path, word: int) -> None:
+    """Leave `word` (1 to 2^64-1) in the mailbox of the ring at `path`, over what lay there. Raises OSError."""
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), _NOTES_AT) as mapped:
+        view = memoryview(mapped).cast("Q")
+        view[_MAILBOX_AT >> 3] = word
+        view.release()
+
+
+def start_ticks(pid: int) -> int:
+    """When process `pid` started, in clock ticks since boot; 0 if there is none. A zombie counts as none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def is_alive(identity: Identity) -> bool | None:
+    """Whether the writer still runs; None if that cannot be told from here (another container). Same host assumed."""
+    if not identity.start_ticks or identity.pid_namespace != _pid_namespace():
+        return None
+    return start_ticks(identity.pid) == identity.start_ticks
+
+
+def _pid_namespace() -> int:
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
+def _read(path: Path) -> bytes:
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO of this name must not block us
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise DataError(f"{path} is not a flight ring: it is not a plain file")
+        parts = []
+        most = _RECORDS_AT + _MOST_RECORDS * _SIZE
+        while most > 0 and (part := os.read(handle, min(most, 1 << 20))):
+            parts.append(part)
+            most -= len(part)
+        return b"".join(parts)
+    finally:
+        os.close(handle)
+
+
+def _identity(data: bytes) -> Identity | None:
+    size = _IDENTITY.size
+    if len(data) < _RECORDS_AT or _CRC.unpack_from(data, size)[0] != zlib.crc32(data[:size]):
+        return None
+    _, _, notes_at, records_at, record_size, capacity, pid, *rest = _IDENTITY.unpack_from(data)
+    if (notes_at, records_at, record_size) != (_NOTES_AT, _RECORDS_AT, _SIZE) or not 0 < capacity <= _MOST_RECORDS:
+        return None
+    ticks, namespace, wall_ns, clock_ns, generation = rest
+    return Identity(pid, ticks, namespace, generation, wall_ns, clock_ns, capacity)
+
+
+def _records(data: bytes, capacity: int) -> tuple[list[Record], int]:
+    records = []
+    num_torn = 0
+    for place in range(capacity):
+        at = _RECORDS_AT + place * _SIZE
+        number, begin_ns, kind, op, dtype, flags, peer, group, sequence, num_bytes, step, crc, end = _WHOLE.unpack_from(
+            data, at
+        )
+        if not number and not crc:
+            num_torn += any(data[at : at + _SIZE])
+            continue
+        if crc != zlib.crc32(data[at : at + _BODY.size]) or number % capacity != place:
+            num_torn += 1
+            continue
+        ended = end != _NO_END and end & 0xFFFF == number & 0xFFFF
+        records.append(
+            Record(
+                *(number, begin_ns, end >> 17 if ended else None, ended and bool(end >> 16 & 1)),
+                *(kind, op, dtype, flags, peer, group, sequence, num_bytes, step),
+            )
+        )
+    records.sort(key=lambda record: record.number)
+    return records, num_torn
+
+
+def _notes(data: bytes) -> Iterator[dict[str, object]]:
+    at = _NOTES_AT
+    while at + _NOTE.size <= _RECORDS_AT:
+        length, crc = _NOTE.unpack_from(data, at)
+        text = data[at + _NOTE.size : at + _NOTE.size + length]
+        if not length or at + _NOTE.size + length > _RECORDS_AT or zlib.crc32(text) != crc:
+            return
+        try:
+            entry = json.loads(text)
+        except (ValueError, RecursionError):
+            entry = None
+        if isinstance(entry, dict):
+            yield entry
+        at += _NOTE.size + (length + 7) // 8 * 8
