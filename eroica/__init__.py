@@ -5,11 +5,16 @@
     stacked = eroica.stack([eroica.summarize(trace) for trace in traces])
     diagnosis = eroica.diagnose(stacked)
 
+In a training script the import alone arms the process, late-bound (`eroica.probe`): its ranks leave flight rings for
+`eroica show`. EROICA=0 turns that off.
+
 The public names load on first use (PEP 562), so that `import eroica` itself costs nothing: no numpy, no torch, no
 asyncio. A training process imports this package, and must not pay for what only an analysis needs.
 """
 
 from __future__ import annotations
+
+from eroica.probe import late as _late
 
 TYPE_CHECKING = False  # type checkers know the name; importing `typing` would be most of the cost of this module
 if TYPE_CHECKING:
@@ -50,3 +55,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+_late.watch()

@@ -15,6 +15,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -91,11 +92,19 @@ def _parser() -> argparse.ArgumentParser:
         commands,
         "show",
         _show,
-        "show a diagnosis that was made before",
+        "show a diagnosis that was made before, or where the ranks of a job stand by their flight rings",
         "eroica show report/diagnosis.json --format md",
     )
-    command.add_argument("file", type=Path, metavar="FILE", help="a diagnosis.json, or the directory that holds it")
-    command.add_argument("--format", choices=FORMATS, default="text", help="what stdout gets (default: text)")
+    command.add_argument(
+        "file",
+        type=Path,
+        metavar="FILE|RINGDIR",
+        help="a diagnosis.json, or the directory that holds it; a flight ring, or the directory where ranks leave "
+        "them: EROICA_RING_DIR, else $XDG_RUNTIME_DIR/eroica or /tmp/eroica-UID",
+    )
+    command.add_argument(
+        "--format", choices=FORMATS, default="text", help="what stdout gets (default: text); of rings text or json"
+    )
 
     command = _command(
         commands,
@@ -193,8 +202,16 @@ def _show(options: argparse.Namespace) -> int:
     import json
 
     from eroica.findings import from_json
+    from eroica.postmortem import holds_rings, look, render_json, render_text
+    from eroica.ring import SUFFIX
 
     file: Path = options.file
+    if file.suffix == SUFFIX or (not (file / "diagnosis.json").exists() and holds_rings(file)):
+        if options.format not in ("text", "json"):
+            options.usage(f"argument --format: a post-mortem comes as text or json, not {options.format}")
+        report = look(file, time.monotonic_ns())
+        _print_text(render_text(report) if options.format == "text" else render_json(report))
+        return 0
     if file.is_dir():
         file = file / "diagnosis.json"
     try:

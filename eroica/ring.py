@@ -72,6 +72,9 @@ UNTIMED = 1
 SKIPPED = 2
 """Flag of an optimizer step that a gradient scaler left out."""
 
+UNSEEN = (1 << 47) - 1
+"""Duration of a span of which it turned out that its end cannot be seen; a reader makes it `UNTIMED`."""
+
 ARMED, ENDED, OFF = 1, 2, 3
 """States: recording; the process has come to its end; the probe has switched itself off after a fault."""
 
@@ -222,8 +225,8 @@ class Ring:
         return number
 
     def end(self, number: int, duration_ns: int, raised: bool = False) -> None:
-        """Say that span `number` is over; any thread may."""
-        word = min(max(duration_ns, 1), (1 << 47) - 1) << 17 | raised << 16 | number & 0xFFFF
+        """Say that span `number` is over, or `UNSEEN`; any thread may."""
+        word = min(max(duration_ns, 1), UNSEEN) << 17 | raised << 16 | number & 0xFFFF
         self._ends[(_RECORDS_AT + number % self._capacity * _SIZE + 56) >> 3] = word
 
     def set(self, word: int, value: int) -> None:
@@ -353,6 +356,8 @@ def _records(data: bytes, capacity: int) -> tuple[list[Record], int]:
             num_torn += 1
             continue
         ended = end != _NO_END and end & 0xFFFF == number & 0xFFFF
+        if ended and end >> 17 == UNSEEN:
+            ended, flags = False, flags | UNTIMED
         records.append(
             Record(
                 *(number, begin_ns, end >> 17 if ended else None, ended and bool(end >> 16 & 1)),

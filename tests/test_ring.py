@@ -117,11 +117,12 @@ def test_a_record_cut_off_in_the_middle_is_left_out_and_counted(cut: int, before
         assert seen.num_torn == 1
 
 
-def test_ends_are_kept_for_zero_and_endless_durations() -> None:
+def test_odd_durations_are_ends_and_an_end_that_cannot_be_seen_is_none() -> None:
     with _ring() as ring:
-        for duration in (0, -5, 1 << 60):
+        for duration in (0, -5, flight.UNSEEN):
             ring.end(_begin(ring, 1), duration)
-        assert [record.duration_ns for record in read_flight(ring.path).records] == [1, 1, (1 << 47) - 1]
+        assert [record.duration_ns for record in read_flight(ring.path).records] == [1, 1, None]
+        assert read_flight(ring.path).records[2].flags == flight.UNTIMED
 
 
 def test_threads_write_side_by_side_without_a_lock() -> None:

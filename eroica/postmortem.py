@@ -1,0 +1,392 @@
+"""A post-mortem: where each rank of a job stands, or stood when it died, from the flight rings that it left.
+
+`read_rings` opens the files of a folder, `post_mortem` turns them into a plain record, `render_text` and `render_json`
+show it. It tells positions: steps, the last collective of each group, who has entered it and who has not, what is
+still open, garbage collection, dead processes and their exceptions. It names no cause and no culprit; that is for a
+diagnosis. Used by `eroica show RINGDIR`.
+
+Numbers of calls on a group are compared over ranks; clocks are not, except that times of one host are shown side by
+side.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from eroica import ring
+from eroica.errors import DataError, UserError
+from eroica.job import format_ranks, parse_ranks
+from eroica.ring import Flight, Record
+from eroica.untrusted import clean
+
+SCHEMA = "eroica.postmortem/1"
+MOST_RANKS = 40
+"""Ranks that the text shows; those that died or are behind come first."""
+MOST_GROUPS = 12
+SAME_START_NS = 600 * 10**9
+"""Rings of one start of a job are made within ten minutes: at the first step or collective, and in those ranks wait for
+each other. Wrong for a job whose ranks do minutes of work of their own first; then older ranks read as missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """A span that began and has not ended."""
+
+    what: str
+    """"allreduce 41", "dataloader next 7", "optimizer step 7", "garbage collection"."""
+    group: str
+    """Description of the process group; "" if it has none."""
+    for_s: float
+    """Until now if the process runs here, else until the last thing that it recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankPosition:
+    """One rank."""
+
+    rank: int
+    state: str
+    """running, ended, died (without coming to its end), off (the probe gave up), unknown (on another host)."""
+    host: str
+    pid: int
+    num_steps: int
+    """Outermost optimizer steps completed, or left out by a gradient scaler."""
+    num_skipped: int
+    """Those left out by a gradient scaler."""
+    num_nexts: int
+    """Batches asked for, the end of each epoch included."""
+    open: list[Open]
+    """What it is in, outermost first."""
+    silent_s: float | None
+    """Since the last beginning or end of anything, if the process runs here."""
+    gc_s: float
+    num_gc: int
+    exception: str
+    """What ended the process; "" if nothing is known."""
+    fault: str
+    """What made the probe give up; "" if nothing did."""
+    num_torn: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPosition:
+    """One process group, at the furthest call that any of its ranks has entered."""
+
+    name: str
+    ranks: str
+    """Members, as far as known."""
+    sequence: int
+    ops: dict[str, str]
+    """What the ranks that have entered it call: operation -> ranks. More than one is a mismatch."""
+    waiting: str
+    """Ranks that are in it."""
+    done: str
+    """Ranks that have it behind them."""
+    entered: str
+    """Ranks that have entered it and whose end cannot be seen."""
+    behind: dict[str, str]
+    """Rank -> its last call here ("allreduce 40", or "none")."""
+    unknown: str
+    """Members without a ring, or whose ring no longer holds a call on this group."""
+
+
+@dataclass(frozen=True, slots=True)
+class PostMortem:
+    """All ranks of one start of a job."""
+
+    job: str
+    generation: int
+    world_size: int
+    """0 if unknown."""
+    ranks: list[RankPosition]
+    missing: str
+    """Ranks that left no ring here."""
+    groups: list[GroupPosition]
+    """Those with ranks behind first."""
+    notes: list[str]
+    """What was not used: unreadable files, older starts."""
+
+
+def holds_rings(folder: Path) -> bool:
+    """True if `folder` holds flight rings, or folders of jobs that do."""
+    return any(folder.glob(f"*{ring.SUFFIX}")) or any(folder.glob(f"*/*{ring.SUFFIX}"))
+
+
+def read_rings(path: Path) -> tuple[list[Flight], list[str]]:
+    """The rings of `path`: a file, a folder of rings, or the folder of a user's jobs, of which the newest is taken.
+
+    Also says what could not be read. Raises UserError if there is no ring, DataError if none can be read.
+    """
+    files = [path] if path.is_file() else sorted(path.glob(f"*{ring.SUFFIX}"))
+    notes: list[str] = []
+    if not files:
+        jobs: dict[Path, list[Path]] = defaultdict(list)
+        for file in sorted(path.glob(f"*/*{ring.SUFFIX}")):
+            jobs[file.parent].append(file)
+        if not jobs:
+            raise UserError(f"{path} holds no flight rings (*{ring.SUFFIX}); ranks leave them in EROICA_RING_DIR")
+        newest = max(jobs, key=lambda job: max(file.stat().st_mtime_ns for file in jobs[job]))
+        files = jobs[newest]
+        if len(jobs) > 1:
+            notes.append(f"the newest of {len(jobs)} jobs: {newest.name}")
+    flights = []
+    problems = []
+    for file in files:
+        try:
+            flights.append(ring.read_flight(file))
+        except (DataError, OSError) as error:
+            problems.append(str(error))
+    if not flights:
+        raise DataError(problems[0])
+    return flights, notes + problems
+
+
+def post_mortem(
+    flights: Sequence[Flight], notes: Sequence[str], *, host: str, clock_ns: int, alive: Sequence[bool | None]
+) -> PostMortem:
+    """`alive`: per flight, whether its process runs; `clock_ns`: CLOCK_MONOTONIC of `host`, where the reader is."""
+    notes = list(notes)
+    newest = max(flights, key=lambda flight: (flight.identity.generation, flight.identity.wall_ns))
+    latest: dict[int, tuple[Flight, bool | None]] = {}
+    world_size = max(newest.words[ring.WORLD_SIZE], 0)
+    num_older = 0
+    for flight, lives in sorted(zip(flights, alive, strict=True), key=lambda pair: _seniority(pair[0])):
+        if not _is_same_start(flight, newest) or 0 < world_size <= flight.words[ring.RANK]:
+            num_older += 1
+            continue
+        num_older += flight.words[ring.RANK] in latest
+        latest[flight.words[ring.RANK]] = flight, lives
+    if num_older:
+        notes.append(f"{num_older} rings of earlier starts or of helper processes were left out")
+    groups = {rank: _groups(flight) for rank, (flight, _) in latest.items()}
+    names = {key: name for own in groups.values() for key, (name, _) in own.items()}
+    positions = [_rank(flight, lives, names, host, clock_ns) for _, (flight, lives) in sorted(latest.items())]
+    return PostMortem(
+        job=_noted(newest, "job"),
+        generation=newest.identity.generation,
+        world_size=world_size,
+        ranks=positions,
+        missing=format_ranks(set(range(min(world_size, 1 << 20))) - set(latest)),
+        groups=_group_positions({rank: flight for rank, (flight, _) in latest.items()}, groups),
+        notes=notes,
+    )
+
+
+def look(path: Path, clock_ns: int) -> PostMortem:
+    """`read_rings` and `post_mortem` on this host, now."""
+    flights, notes = read_rings(path)
+    host = socket.gethostname()
+    alive = [ring.is_alive(flight.identity) if _noted(flight, "host") == host else None for flight in flights]
+    return post_mortem(flights, notes, host=host, clock_ns=clock_ns, alive=alive)
+
+
+def render_json(report: PostMortem) -> str:
+    """One object, indented, ending with a newline; fields are only ever added within this schema."""
+    return json.dumps({"schema": SCHEMA, **asdict(report)}, indent=2) + "\n"
+
+
+def render_text(report: PostMortem) -> str:
+    """For a terminal; bounded, whatever the size of the job."""
+    most = max((rank.num_steps for rank in report.ranks), default=0)
+    lines = [_headline(report), ""]
+    rows = [("rank", "state", "steps", "nexts", "gc", "in")]
+    shown = sorted(
+        report.ranks, key=lambda rank: (rank.state not in ("died", "off"), rank.num_steps == most, rank.rank)
+    )
+    for rank in sorted(shown[:MOST_RANKS], key=lambda rank: rank.rank):
+        rows.append(
+            (
+                str(rank.rank),
+                rank.state,
+                str(rank.num_steps) + (f" ({rank.num_skipped} skipped)" if rank.num_skipped else ""),
+                str(rank.num_nexts),
+                f"{rank.gc_s:.3f} s",
+                _inside(rank),
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines += [
+        "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+    lines += _more(len(shown) - MOST_RANKS, "ranks")
+    if report.groups:
+        lines += ["", "Groups, at the furthest collective that a rank has entered"]
+        lines += [f"  {_group_line(group)}" for group in report.groups[:MOST_GROUPS]]
+        lines += _more(len(report.groups) - MOST_GROUPS, "groups")
+    told = [f"rank {rank.rank} left by {clean(rank.exception)}" for rank in report.ranks if rank.exception]
+    told += [f"rank {rank.rank}: the probe gave up: {clean(rank.fault)}" for rank in report.ranks if rank.fault]
+    told += [f"rank {rank.rank}: {rank.num_torn} records half written" for rank in report.ranks if rank.num_torn]
+    if report.missing:
+        told.append(f"no ring from ranks {clean(report.missing)}")
+    told += [clean(note) for note in report.notes]
+    if told:
+        lines += ["", "Notes"] + [f"  {text}" for text in told[:MOST_RANKS]] + _more(len(told) - MOST_RANKS, "notes")
+    return "\n".join(lines) + "\n"
+
+
+def _headline(report: PostMortem) -> str:
+    size = f" of {report.world_size}" if report.world_size > len(report.ranks) else ""
+    parts = [f"{len(report.ranks)}{size} ranks"]
+    for state in ("died", "off", "running", "ended", "unknown"):
+        ranks = format_ranks(rank.rank for rank in report.ranks if rank.state == state)
+        if ranks:
+            parts.append(f"{state}: {ranks}")
+    start = f", start {report.generation + 1}" if report.generation else ""
+    return f"post-mortem of {clean(report.job) or 'a job'}{start}: " + "; ".join(parts)
+
+
+def _inside(rank: RankPosition) -> str:
+    texts = [
+        f"{span.what}{f' of {clean(span.group, 40)}' if span.group else ''}, {span.for_s:.1f} s" for span in rank.open
+    ]
+    if len(texts) > 2:
+        texts = [texts[0], f"... {len(texts) - 2} more ...", texts[-1]]
+    if not texts and rank.silent_s is not None:
+        return f"its own code, {rank.silent_s:.1f} s"
+    return "; ".join(texts) or "-"
+
+
+def _group_line(group: GroupPosition) -> str:
+    parts = [f"{clean(group.name, 60)} ({clean(group.ranks, 60)}), call {group.sequence}:"]
+    calls = [f"{op} by {clean(ranks, 60)}" if len(group.ops) > 1 else op for op, ranks in group.ops.items()]
+    parts.append(" but ".join(calls) + ";")
+    for word, ranks in (("in it", group.waiting), ("done", group.done), ("entered", group.entered)):
+        if ranks:
+            parts.append(f"{word}: {clean(ranks, 60)};")
+    if group.behind:
+        calls = [f"{rank} (last: {call})" for rank, call in list(group.behind.items())[:6]]
+        parts.append(
+            f"not yet: {', '.join(calls)}" + (f" and {len(group.behind) - 6} more;" if len(group.behind) > 6 else ";")
+        )
+    if group.unknown:
+        parts.append(f"unknown: {clean(group.unknown, 60)};")
+    return " ".join(parts).rstrip(";")
+
+
+def _more(count: int, what: str) -> list[str]:
+    return [f"  and {count} more {what}; --format json has all"] if count > 0 else []
+
+
+def _seniority(flight: Flight) -> tuple[bool, int]:
+    # A program that a rank starts inherits RANK. It has no process group; the rank, by then, has.
+    return any("group" in note for note in flight.notes), flight.identity.wall_ns
+
+
+def _is_same_start(flight: Flight, newest: Flight) -> bool:
+    return (
+        flight.identity.generation == newest.identity.generation
+        and _noted(flight, "job") == _noted(newest, "job")
+        and newest.identity.wall_ns - flight.identity.wall_ns <= SAME_START_NS
+    )
+
+
+def _noted(flight: Flight, key: str) -> str:
+    """What the last note with `key` says, as text."""
+    return next((str(note[key])[:500] for note in reversed(flight.notes) if key in note), "")
+
+
+def _groups(flight: Flight) -> dict[int, tuple[str, str]]:
+    """Key of a group -> what people call it, its members."""
+    known = {}
+    for note in flight.notes:
+        key = note.get("group")
+        if isinstance(key, str) and len(key) == 16 and set(key) <= set("0123456789abcdef"):
+            description = str(note.get("description") or "undefined")  # what torch calls a group without one
+            name = description if description != "undefined" else f"group {note.get('name') or key}"
+            known[int(key, 16)] = name, str(note.get("ranks", ""))
+    return known
+
+
+def _what(record: Record) -> str:
+    if record.kind in (ring.COLLECTIVE, ring.P2P):
+        op = ring.OPS[record.op] if record.op < len(ring.OPS) else f"operation {record.op}"
+        peer = f" with rank {record.peer}" if record.kind == ring.P2P and record.peer >= 0 else ""
+        return f"{op} {record.sequence}{peer}"
+    kind = ring.KINDS[record.kind] if record.kind < len(ring.KINDS) else f"kind {record.kind}"
+    return kind if record.kind == ring.GC else f"{kind} {record.sequence}"
+
+
+def _rank(flight: Flight, lives: bool | None, names: dict[int, str], host: str, clock_ns: int) -> RankPosition:
+    words = flight.words
+    moments = [record.begin_ns + (record.duration_ns or 0) for record in flight.records]
+    last_ns = max(moments, default=flight.identity.monotonic_ns)
+    is_here = lives is True and _noted(flight, "host") == host
+    until_ns = clock_ns if is_here else last_ns
+    state = {ring.ENDED: "ended", ring.OFF: "off"}.get(words[ring.STATE], "running")
+    if state == "running" and lives is not True:
+        state = "unknown" if lives is None else "died"
+    spans = [
+        Open(_what(record), names.get(record.group, ""), max(0, until_ns - record.begin_ns) / 1e9)
+        for record in flight.records
+        if record.duration_ns is None and not record.flags & ring.UNTIMED
+    ]
+    return RankPosition(
+        rank=words[ring.RANK],
+        state=state,
+        host=_noted(flight, "host"),
+        pid=flight.identity.pid,
+        num_steps=words[ring.NUM_STEPS],
+        num_skipped=words[ring.NUM_SKIPPED],
+        num_nexts=words[ring.NUM_NEXTS],
+        open=spans,
+        silent_s=max(0, clock_ns - last_ns) / 1e9 if is_here else None,
+        gc_s=words[ring.GC_NS] / 1e9,
+        num_gc=words[ring.NUM_GC],
+        exception=_with_place(flight, "exception"),
+        fault=_with_place(flight, "fault"),
+        num_torn=flight.num_torn,
+    )
+
+
+def _with_place(flight: Flight, key: str) -> str:
+    for note in reversed(flight.notes):
+        if key in note:
+            return f"{note[key]} at {note.get('at', '')}"[:700]
+    return ""
+
+
+def _group_positions(flights: dict[int, Flight], groups: dict[int, dict[int, tuple[str, str]]]) -> list[GroupPosition]:
+    last: dict[int, dict[int, dict[int, Record]]] = defaultdict(lambda: defaultdict(dict))
+    for rank, flight in flights.items():
+        for record in flight.records:
+            if record.kind == ring.COLLECTIVE:
+                last[record.group][rank][record.sequence] = record
+    known = {key: named for own in groups.values() for key, named in own.items()}
+    positions = []
+    for key, calls in last.items():
+        name, members_text = known.get(key, (f"{key:016x}", ""))
+        try:
+            members = set(parse_ranks(members_text)) if members_text else set(calls)
+        except ValueError:
+            members = set(calls)
+        furthest = max(max(own) for own in calls.values())
+        here = {rank: own[furthest] for rank, own in calls.items() if furthest in own}
+        # A rank without a record of this group has made no call, if its ring still holds its first record.
+        behind = {str(rank): _what(own[max(own)]) for rank, own in sorted(calls.items()) if rank not in here}
+        for rank in sorted(members - set(calls)):
+            if rank in flights and (not flights[rank].records or flights[rank].records[0].number == 1):
+                behind[str(rank)] = "none"
+        ops: dict[str, set[int]] = defaultdict(set)
+        for rank, record in here.items():
+            ops[_what(record).split(" ")[0]].add(rank)
+        ended = {rank for rank, record in here.items() if record.duration_ns is not None}
+        untimed = {rank for rank, record in here.items() if record.flags & ring.UNTIMED} - ended
+        positions.append(
+            GroupPosition(
+                name=name,
+                ranks=format_ranks(members),
+                sequence=furthest,
+                ops={op: format_ranks(ranks) for op, ranks in sorted(ops.items())},
+                waiting=format_ranks(set(here) - ended - untimed),
+                done=format_ranks(ended),
+                entered=format_ranks(untimed),
+                behind=behind,
+                unknown=format_ranks(members - set(here) - {int(rank) for rank in behind}),
+            )
+        )
+    return sorted(positions, key=lambda group: (not group.behind, len(group.ops) < 2, group.name, group.ranks))

@@ -1,0 +1,181 @@
+"""Hooks on the training loop: dataloader next, optimizer step, gradient scaler.
+
+Each is placed once, by `place`, when its module of torch has been imported, and stays for the life of the process: a
+hook that removes itself while torch walks over its hooks would break the walk. After a fault they are empty. What they
+record is raw: every next, and every outermost step; what an iteration is made of is learnt by whoever reads the ring.
+
+The three places see plain loops, several loader workers, torchdata, accelerate, the Trainer of transformers and
+Lightning, closures, compiled steps and FSDP2 alike. They do not see an optimizer that is no `torch.optim.Optimizer`.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from time import monotonic_ns
+from types import FrameType, ModuleType
+from typing import Any
+
+from eroica.probe import collectives
+from eroica.probe.recorder import RECORDER
+from eroica.ring import NEXT, NUM_NEXTS, NUM_SKIPPED, NUM_STEPS, SKIPPED, STEP, Ring
+
+_placed: set[str] = set()
+
+
+def place(name: str, module: ModuleType) -> None:
+    """Put the hooks called `name` in place in `module` of torch, once. Raises nothing."""
+    if name in _placed:
+        return
+    _placed.add(name)
+    try:
+        _PLACES[name](module)
+    except Exception as error:
+        RECORDER.fail(error)
+
+
+def _loader(module: Any) -> None:
+    """Class-level: iterators of one and of several workers, and those of torchdata, inherit it."""
+    iterator = module._BaseDataLoaderIter
+    original = iterator.__next__
+
+    @functools.wraps(original)
+    def __next__(self: Any) -> Any:
+        ring, number, begin_ns = _next_begins()
+        try:
+            batch = original(self)
+        except BaseException:
+            _next_ends(ring, number, begin_ns, True)
+            raise
+        _next_ends(ring, number, begin_ns, False)
+        return batch
+
+    iterator.__next__ = __next__
+
+
+def _next_begins() -> tuple[Ring | None, int, int]:
+    ring = RECORDER.ring or RECORDER.arm()
+    if ring is None:
+        return None, 0, 0
+    try:
+        begin_ns = monotonic_ns()
+        sequence = RECORDER.num_nexts + 1
+        return ring, ring.begin(NEXT, begin_ns, 0, 0, 0, -1, 0, sequence, 0, RECORDER.num_steps), begin_ns
+    except Exception as error:
+        RECORDER.fail(error)
+        return None, 0, 0
+
+
+def _next_ends(ring: Ring | None, number: int, begin_ns: int, raised: bool) -> None:
+    if ring is None:
+        return
+    try:
+        ring.end(number, monotonic_ns() - begin_ns, raised)
+        RECORDER.num_nexts += 1
+        ring.set(NUM_NEXTS, RECORDER.num_nexts)
+    except Exception as error:
+        RECORDER.fail(error)
+
+
+class _Steps:
+    """The step under way. Optimizers nest: a subclass that calls `super().step()`, ZeroRedundancyOptimizer."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        """Source file of torch's wrapper around every `step`."""
+        self.number = 0
+        self.begin_ns = 0
+
+    def before(self, optimizer: object, args: object, kwargs: object) -> None:
+        ring = RECORDER.ring or RECORDER.arm()
+        if ring is None:
+            return
+        try:
+            if RECORDER.depth and not _is_inside(self.file):
+                # The last step left by an exception, and torch calls no hook then.
+                ring.end(self.number, monotonic_ns() - self.begin_ns, True)
+                RECORDER.depth = 0
+            RECORDER.depth += 1
+            if RECORDER.depth == 1:
+                self.begin_ns = monotonic_ns()
+                steps = RECORDER.num_steps
+                self.number = ring.begin(STEP, self.begin_ns, 0, 0, 0, -1, 0, steps + 1, 0, steps)
+        except Exception as error:
+            RECORDER.fail(error)
+
+    def after(self, optimizer: object, args: object, kwargs: object) -> None:
+        ring = RECORDER.ring
+        if ring is None or not RECORDER.depth:
+            return
+        try:
+            RECORDER.depth -= 1
+            if not RECORDER.depth:
+                ring.end(self.number, monotonic_ns() - self.begin_ns)
+                RECORDER.num_steps += 1
+                ring.set(NUM_STEPS, RECORDER.num_steps)
+        except Exception as error:
+            RECORDER.fail(error)
+
+
+def _is_inside(file: str) -> bool:
+    """Whether the step that called our hook runs inside of another: torch's wrapper is further up on this stack."""
+    frame: FrameType | None = sys._getframe(3)  # this function, the hook and its wrapper are passed over
+    while frame is not None:
+        if frame.f_code.co_filename == file:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _optimizer(module: Any) -> None:
+    steps = _Steps(module.__file__)
+    module.register_optimizer_step_pre_hook(steps.before)
+    module.register_optimizer_step_post_hook(steps.after)
+
+
+def _scaler(module: Any) -> None:
+    """A step that the scaler skips fires no hook of the optimizer; it counts all the same: an iteration it is."""
+    original: Callable[..., Any] = module.GradScaler.step
+
+    @functools.wraps(original)
+    def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        before = RECORDER.num_steps
+        result = original(self, optimizer, *args, **kwargs)
+        if RECORDER.num_steps == before and not RECORDER.depth:
+            _counted_by_scaler(optimizer)
+        return result
+
+    module.GradScaler.step = step
+
+
+def _counted_by_scaler(optimizer: Any) -> None:
+    ring = RECORDER.ring or RECORDER.arm()
+    if ring is None:
+        return
+    try:
+        # Of an optimizer without torch's hooks we cannot tell whether it was skipped, only that it was its turn.
+        is_skipped = isinstance(optimizer, sys.modules["torch"].optim.Optimizer)
+        steps = RECORDER.num_steps
+        flags = SKIPPED if is_skipped else 0
+        ring.end(ring.begin(STEP, monotonic_ns(), 0, 0, flags, -1, 0, steps + 1, 0, steps), 0)
+        RECORDER.num_steps = steps + 1
+        ring.set(NUM_STEPS, steps + 1)
+        ring.add(NUM_SKIPPED, int(is_skipped))
+    except Exception as error:
+        RECORDER.fail(error)
+
+
+def _dynamo(module: Any) -> None:
+    """Keep the compiler out of our code: it runs as it is, between the graphs, and adds neither guard nor graph."""
+    for name in ("eroica.ring", "eroica.probe"):
+        module.add(name)
+
+
+_PLACES: dict[str, Callable[[Any], None]] = {
+    "loader": _loader,
+    "optimizer": _optimizer,
+    "scaler": _scaler,
+    "collectives": collectives.place,
+    "dynamo": _dynamo,
+}

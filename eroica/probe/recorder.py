@@ -1,0 +1,200 @@
+"""The state of the probe in one process: whether it records, where to, and the counts that its hooks share.
+
+One instance, `RECORDER`, since hooks are global to a process. It makes the ring at the first event of a process that
+has a rank, switches everything off at the first fault, starts anew in a forked child and says so when the process
+ends. The hooks (`hooks`, `collectives`) look at `ring` alone: None means that there is nothing to do.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import os
+import signal
+import socket
+import sys
+import time
+from _thread import allocate_lock
+from types import ModuleType, TracebackType
+
+from eroica import ring as flight
+from eroica.probe.place import job_name, ring_folder
+from eroica.ring import Ring
+
+LONG_GC_NS = 200_000
+"""Collections of a younger generation are recorded from this length on, 0.2 % of a step of 100 ms. All are summed."""
+_MOST_TEXT = 300
+"""Characters of an exception's message that a note keeps; a ring has room for some hundred such notes."""
+
+
+class Recorder:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self.ring: Ring | None = None
+        """Where to record; None before the first event of a rank, and for good after a fault."""
+        self.is_off = False
+        self.num_nexts = 0
+        self.num_steps = 0
+        """Outermost optimizer steps completed, those that a gradient scaler left out included."""
+        self.depth = 0
+        """Optimizer steps that are under way, one inside of the other."""
+        self.pending: set[int] = set()
+        """Records whose end a thread of the process group will tell."""
+        self._arming = allocate_lock()
+        self._is_watching = False
+        self._gc_begin_ns = 0
+        self._gc_number = 0
+
+    def arm(self) -> Ring | None:
+        """Make the ring, if this is a rank; called at each event until it has one. Raises nothing."""
+        if self.is_off or not self._arming.acquire(blocking=False):
+            return None
+        try:
+            placed = _placed()
+            if self.ring is not None or placed is None:
+                return self.ring
+            if _is_data_worker():
+                self.is_off = True
+                return None
+            self.ring = self._made(*placed)
+            return self.ring
+        except Exception as error:
+            self.fail(error)
+            return None
+        finally:
+            self._arming.release()
+
+    def _made(self, rank: int, world_size: int) -> Ring:
+        restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+        ring = Ring.create(
+            ring_folder(os.environ, os.getppid()) / f"rank{rank}-{os.getpid()}{flight.SUFFIX}",
+            rank=rank,
+            world_size=world_size,
+            generation=int(restarts) if restarts.isdecimal() else 0,
+        )
+        ring.note(
+            host=socket.gethostname(),
+            job=job_name(os.environ),
+            program=sys.argv[0] if sys.argv else "",
+            python=sys.version.split()[0],
+            torch=str(getattr(sys.modules.get("torch"), "__version__", "")),
+        )
+        if not self._is_watching:
+            self._is_watching = True
+            atexit.register(self.finish)
+            os.register_at_fork(after_in_child=self.forked)
+        gc.callbacks.append(self.collect)
+        return ring
+
+    def fail(self, error: BaseException) -> None:
+        """Switch the probe off for good and note why. The one guard: every hook's `except Exception` comes here.
+
+        What a signal handler of the user raised while one of our lines happened to run is theirs, and is raised again.
+        """
+        if _is_from_signal_handler(error.__traceback__):
+            raise error
+        self.is_off = True
+        ring, self.ring = self.ring, None
+        if ring is not None:
+            with contextlib.suppress(Exception):
+                ring.set(flight.STATE, flight.OFF)
+                ring.note(fault=_text(error), at=_where(error.__traceback__))
+
+    def finish(self) -> None:
+        """At the end of the process, before the interpreter goes: wait for callbacks, say that the end was reached."""
+        distributed = sys.modules.get("torch.distributed.distributed_c10d")
+        if self.pending and distributed is not None:
+            # A callback that needs the GIL after the interpreter has gone aborts the process. The process group's own
+            # end waits for the same operations, so this adds no wait; without one nobody else waits, nor do we.
+            while self.pending and distributed.is_initialized():
+                time.sleep(0.005)
+            time.sleep(0.01)  # the thread has yet to leave the callback
+        ring, self.ring = self.ring, None
+        self.is_off = True
+        if ring is not None:
+            with contextlib.suppress(Exception):
+                error = getattr(sys, "last_value", None)
+                if isinstance(error, BaseException):
+                    ring.note(exception=_text(error), at=_where(error.__traceback__))
+                ring.set(flight.STATE, flight.ENDED)
+
+    def forked(self) -> None:
+        """In a forked child: the ring is the parent's. The child of a rank is a helper; another may become a rank."""
+        self.is_off = self.is_off or self.ring is not None
+        self.ring = None
+        self.depth = 0
+        self.pending = set()
+        self._arming = allocate_lock()
+        with contextlib.suppress(ValueError):
+            gc.callbacks.remove(self.collect)
+
+    def collect(self, phase: str, info: dict[str, int]) -> None:
+        """For `gc.callbacks`: count every collection, record the full ones and the long ones."""
+        ring = self.ring
+        if ring is None:
+            return
+        try:
+            now = time.monotonic_ns()
+            generation = info["generation"]
+            if phase == "start":
+                self._gc_begin_ns = now
+                # Only a full collection may last so long that somebody looks while it runs; others come by thousands.
+                self._gc_number = self._began_gc(ring, now, generation) if generation == 2 else 0
+            elif self._gc_begin_ns:
+                duration_ns = now - self._gc_begin_ns
+                ring.add(flight.GC_NS, duration_ns)
+                ring.add(flight.NUM_GC, 1)
+                number = self._gc_number
+                if not number and duration_ns >= LONG_GC_NS:
+                    number = self._began_gc(ring, self._gc_begin_ns, generation)
+                if number:
+                    ring.end(number, duration_ns)
+                self._gc_begin_ns = 0
+        except Exception as error:
+            self.fail(error)
+
+    def _began_gc(self, ring: Ring, begin_ns: int, generation: int) -> int:
+        return ring.begin(flight.GC, begin_ns, 0, 0, 0, -1, 0, generation, 0, self.num_steps)
+
+
+def _placed() -> tuple[int, int] | None:
+    """Rank and world size, as the process group or the launcher says; None if this process has none."""
+    distributed = sys.modules.get("torch.distributed.distributed_c10d")
+    if distributed is not None and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    if not rank.isdecimal():
+        return None
+    return int(rank), int(size) if size.isdecimal() else 0
+
+
+def _is_data_worker() -> bool:
+    data: ModuleType | None = sys.modules.get("torch.utils.data")
+    return data is not None and data.get_worker_info() is not None
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:_MOST_TEXT]
+
+
+def _where(trace: TracebackType | None) -> str:
+    """Innermost line that the exception passed."""
+    place = ""
+    while trace is not None:
+        place = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return place[-_MOST_TEXT:]
+
+
+def _is_from_signal_handler(trace: TracebackType | None) -> bool:
+    codes = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()} - {None}
+    while trace is not None:
+        if trace.tb_frame.f_code in codes:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+RECORDER = Recorder()

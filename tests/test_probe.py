@@ -1,0 +1,279 @@
+"""The probe in real processes: when it arms, what it sees, and that training cannot tell that it is there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from eroica import ring as flight
+from eroica.probe.place import folder_name, job_name, prune, ring_folder
+from eroica.probe.recorder import Recorder
+from eroica.ring import COLLECTIVE, OPS, P2P, Flight, read_flight
+
+ROOT = Path(__file__).parent.parent
+JOB = ROOT / "tests" / "probe_job.py"
+LOOPS = ROOT / "tests" / "probe_loops.py"
+LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
+
+
+def _environ(**more: str) -> dict[str, str]:
+    clean = {name: value for name, value in os.environ.items() if name not in LAUNCHER and name[:6] != "EROICA"}
+    return {**clean, "PYTHONPATH": str(ROOT), **more}
+
+
+def _run(*command: str, **more: str) -> str:
+    done = subprocess.run([sys.executable, *command], env=_environ(**more), capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def _job(folder: Path, name: str, **more: str) -> list[str]:
+    """What the two ranks of the job print."""
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(JOB), str(folder / f"rendezvous-{name}")],
+            env=_environ(RANK=str(rank), WORLD_SIZE="2", **more),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=300) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said[0][1] + said[1][1]
+    return [out for out, _ in said]
+
+
+def _rings(folder: Path) -> list[Flight]:
+    flights = [read_flight(path) for path in folder.iterdir()]
+    return sorted(flights, key=lambda seen: seen.words[flight.RANK])
+
+
+@pytest.mark.e2e
+def test_training_is_the_same_bit_for_bit_and_every_collective_is_seen(tmp_path: Path) -> None:
+    rings = tmp_path / "rings"
+    bare = _job(tmp_path, "bare", EROICA="0", EROICA_RING_DIR=str(rings))
+    assert not rings.exists()
+    assert _job(tmp_path, "armed", EROICA_RING_DIR=str(rings)) == bare
+    # One file each: the workers of their loaders leave none.
+    seen = _rings(rings)
+    assert [ring.words[flight.RANK] for ring in seen] == [0, 1]
+    assert all(ring.words[flight.STATE] == flight.ENDED and ring.num_torn == 0 for ring in seen)
+    # Five trainings of three steps; each epoch ends with a next that finds nothing.
+    assert [(ring.words[flight.NUM_STEPS], ring.words[flight.NUM_NEXTS]) for ring in seen] == [(15, 20)] * 2
+    calls = [
+        [(r.group, r.sequence, r.op, r.dtype, r.num_bytes, r.step) for r in ring.records if r.kind == COLLECTIVE]
+        for ring in seen
+    ]
+    assert calls[0] == calls[1]
+    ops = Counter(OPS[op] for _, _, op, *_ in calls[0])
+    assert ops.keys() == {
+        *("allreduce", "allgather", "allgather_base", "allgather_into_tensor_coalesced"),
+        *("reduce_scatter_base", "broadcast", "barrier"),
+    }
+    assert ops["barrier"] == 1 and ops["reduce_scatter_base"] == 9
+    for ring in seen:
+        for record in ring.records:
+            if record.kind == COLLECTIVE:
+                is_unseen = OPS[record.op] == "reduce_scatter_base"
+                assert (record.duration_ns is None) == is_unseen == bool(record.flags & flight.UNTIMED)
+    (sent,), (received,) = [[r for r in ring.records if r.kind == P2P] for ring in seen]
+    assert (OPS[sent.op], sent.peer, sent.num_bytes) == ("send", 1, 12)
+    assert (OPS[received.op], received.peer, received.sequence) == ("recv", 0, 1)
+    groups = [[note for note in ring.notes if "group" in note] for ring in seen]
+    assert groups[0] == groups[1]
+    assert [(note["ranks"], note["size"]) for note in groups[0]] == [("0-1", 2), ("0-1", 2)]
+
+
+@pytest.mark.slow
+def test_every_shape_of_loop_leaves_its_string_of_events(tmp_path: Path) -> None:
+    rings = tmp_path / "rings"
+    environ = _environ(EROICA_RING_DIR=str(rings))
+    done = subprocess.run([sys.executable, str(LOOPS), "raise"], env=environ, capture_output=True, text=True)
+    assert done.returncode == 1 and "ValueError: the end" in done.stderr
+    said = json.loads(done.stdout)
+    one_each = "nsnsnsn!"
+    assert said["without a rank"] is True
+    for name in (
+        "first",
+        "sgd",
+        "two workers",
+        "iterable",
+        "closure",
+        "nested",
+        "scaler",
+        "compiled",
+        "scaler and duck",
+    ):
+        assert said[name] == one_each, name
+    assert said["nested, compiled"] == one_each
+    assert said["accumulation"] == "nnsnn!"
+    assert said["duck"] == "nnnn!"
+    assert said["scaler finds inf"].upper() == one_each.upper() and "S" in said["scaler finds inf"]
+    assert said["in backward"] == "nssssnssssnssssn!"
+    assert said["two optimizers"] == "nssnssnssn!"
+    assert said["step raises"] == "nsns!nsn!"
+    assert said["data raise"] == "n!"
+    assert said["recompiled"] == {} and said["traced"] == []
+    assert said["steps"][0] == said["steps"][1]
+    assert said["handler"] == "raised"
+    assert said["after a fault"][:3] == [True, True, flight.OFF] and "error" in said["after a fault"][3]
+    (ring,) = _rings(rings)  # the loaders' workers left none
+    assert (ring.words[flight.RANK], ring.words[flight.WORLD_SIZE]) == (5, 8)
+
+
+def test_no_launcher_nor_tool_nor_test_runner_is_armed_and_a_script_is() -> None:
+    code = """
+import json, sys
+armed = {}
+for argv, orig in json.loads(sys.argv[1]):
+    sys.argv, sys.orig_argv = argv, ["python", *orig]
+    before = list(sys.meta_path)
+    import eroica
+    armed[" ".join(orig)] = sys.meta_path != before
+    sys.meta_path[:] = before
+    for name in [name for name in sys.modules if name.startswith("eroica")]:
+        del sys.modules[name]
+print(json.dumps(armed))
+"""
+    cases = [
+        (["/venv/bin/torchrun", "train.py"], ["/venv/bin/torchrun", "train.py"]),
+        (["/venv/bin/eroica", "show"], ["/venv/bin/eroica", "show"]),
+        (["/venv/bin/eroica-mcp"], ["/venv/bin/eroica-mcp"]),
+        (["/venv/bin/pytest"], ["/venv/bin/pytest"]),
+        (["-m", "x"], ["-u", "-m", "torch.distributed.run", "x"]),
+        (["-m"], ["-m", "eroica"]),
+        (["-m"], ["-m", "my.training"]),
+        (["train.py", "-m", "eroica"], ["-u", "train.py", "-m", "eroica"]),
+        (["-c"], ["-c", "import eroica"]),
+    ]
+    armed = json.loads(_run("-c", code, json.dumps(cases)))
+    assert [name for name, is_armed in armed.items() if is_armed] == [
+        *("-m my.training", "-u train.py -m eroica", "-c import eroica"),
+    ]
+    armed = json.loads(_run("-c", code, json.dumps(cases), EROICA="0"))
+    assert not any(armed.values())
+
+
+def test_the_finder_hears_of_torch_and_leaves_its_modules_as_they_were(tmp_path: Path) -> None:
+    """A stand-in package called torch: late binding is about imports, and the real one takes seconds."""
+    package = tmp_path / "torch"
+    for name in ("utils", "utils/data", "optim", "amp"):
+        (package / name).mkdir(parents=True, exist_ok=True)
+        (package / name / "__init__.py").touch()
+    (package / "__init__.py").write_text(
+        "import torch.optim.optimizer\nHOOKED_EARLY = torch.optim.optimizer.hooks[:]\n"
+    )
+    (package / "optim" / "optimizer.py").write_text(
+        "hooks = []\nregister_optimizer_step_pre_hook = register_optimizer_step_post_hook = hooks.append\n"
+    )
+    (package / "utils" / "data" / "dataloader.py").write_text("1 / 0\n")
+    code = """
+import sys
+import eroica
+import torch
+from torch.optim import optimizer
+loaders = optimizer.__loader__, torch.__spec__.loader
+print(torch.HOOKED_EARLY, len(optimizer.hooks), *(type(loader).__name__ for loader in loaders))
+try:
+    import torch.utils.data.dataloader
+except ZeroDivisionError:
+    print("their error stays theirs", "torch.utils.data.dataloader" in sys.modules)
+try:
+    import torch.amp.grad_scaler
+except ModuleNotFoundError as error:
+    print(error.name)
+"""
+    assert _run("-c", code, PYTHONPATH=f"{tmp_path}:{ROOT}").splitlines() == [
+        *("[] 2 SourceFileLoader SourceFileLoader", "their error stays theirs False", "torch.amp.grad_scaler"),
+    ]
+
+
+def test_the_child_of_a_rank_writes_nothing_and_the_child_of_another_may_become_a_rank(tmp_path: Path) -> None:
+    code = """
+import gc, os, sys
+from eroica.probe.recorder import RECORDER
+print(RECORDER.arm() is None, flush=True)
+os.environ["RANK"] = "2"
+assert RECORDER.arm() is not None
+num_callbacks = len(gc.callbacks)
+child = os.fork()
+if child == 0:
+    gc.collect()
+    print(RECORDER.ring, RECORDER.arm(), num_callbacks - len(gc.callbacks), flush=True)
+    sys.exit()
+os.waitpid(child, 0)
+gc.collect()
+print(len(os.listdir(os.environ["EROICA_RING_DIR"])))
+"""
+    assert _run("-c", code, EROICA_RING_DIR=str(tmp_path)).split() == ["True", "None", "None", "1", "1"]
+    (ring,) = _rings(tmp_path)
+    assert ring.words[flight.STATE] == flight.ENDED
+    assert [record.kind for record in ring.records] == [flight.GC]
+    assert ring.words[flight.NUM_GC] >= 1 and ring.words[flight.GC_NS] > 0
+
+
+def test_an_exception_that_ends_the_process_is_noted(tmp_path: Path) -> None:
+    code = "from eroica.probe.recorder import RECORDER; RECORDER.arm(); raise ValueError('no loss')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=_environ(RANK="0", EROICA_RING_DIR=str(tmp_path)), capture_output=True
+    )
+    assert done.returncode == 1
+    (ring,) = _rings(tmp_path)
+    assert ring.notes[-1]["exception"] == "ValueError: no loss"
+    assert ring.words[flight.STATE] == flight.ENDED
+
+
+def test_a_folder_that_cannot_be_used_switches_the_probe_off_without_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("EROICA_RING_DIR", str(tmp_path / "file"))
+    recorder = Recorder()
+    assert recorder.arm() is None and recorder.is_off
+    assert recorder.arm() is None
+
+
+def test_rings_lie_in_a_private_folder_that_the_ranks_of_a_job_share(tmp_path: Path) -> None:
+    environ = {"XDG_RUNTIME_DIR": str(tmp_path), "MASTER_ADDR": "a", "MASTER_PORT": "29500"}
+    folder = ring_folder(environ, os.getpid())
+    assert folder == tmp_path / "eroica" / folder_name(environ, os.getpid())
+    assert folder.stat().st_mode & 0o777 == folder.parent.stat().st_mode & 0o777 == 0o700
+    assert ring_folder(environ, os.getpid()) == folder != ring_folder(environ, os.getppid())
+    assert job_name({"SLURM_JOB_ID": "77", **environ}).startswith("77-")
+    assert job_name({"TORCHELASTIC_RUN_ID": "none"}).startswith("job-")
+    assert job_name({"TORCHELASTIC_RUN_ID": "../../etc \x1b[31m" + "x" * 99}).startswith("etc-31m")
+    by_run = {"TORCHELASTIC_RUN_ID": "r1", **environ}
+    assert folder_name(by_run, 1) == folder_name({**by_run, "MASTER_PORT": "1"}, 2) == job_name(by_run)
+    named = tmp_path / "a" / "b"
+    assert ring_folder({"EROICA_RING_DIR": str(named)}, 1) == named and named.is_dir()
+
+
+def test_a_folder_that_others_may_write_or_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "eroica").mkdir()
+    (tmp_path / "eroica").chmod(0o777)
+    with pytest.raises(PermissionError, match="not a private folder"):
+        ring_folder({"XDG_RUNTIME_DIR": str(tmp_path)}, 1)
+    (tmp_path / "eroica").rmdir()
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (tmp_path / "eroica").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(PermissionError, match="not a private folder"):
+        ring_folder({"XDG_RUNTIME_DIR": str(tmp_path)}, 1)
+
+
+def test_old_rings_are_deleted_beyond_a_number(tmp_path: Path) -> None:
+    for index in range(5):
+        (tmp_path / f"job{index}").mkdir()
+        path = tmp_path / f"job{index}" / "rank0-1.ring"
+        path.touch()
+        os.utime(path, (index, index))
+    prune(tmp_path, 3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["job2", "job3", "job4"]
+    prune(tmp_path / "absent", 3)
