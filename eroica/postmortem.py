@@ -87,6 +87,8 @@ class GroupPosition:
     """Ranks that are in it."""
     done: str
     """Ranks that have it behind them."""
+    failed: str
+    """Ranks in which it ended by an error."""
     entered: str
     """Ranks that have entered it and whose end cannot be seen."""
     behind: dict[str, str]
@@ -255,7 +257,10 @@ def _group_line(group: GroupPosition) -> str:
     parts = [f"{clean(group.name, 60)} ({clean(group.ranks, 60)}), call {group.sequence}:"]
     calls = [f"{op} by {clean(ranks, 60)}" if len(group.ops) > 1 else op for op, ranks in group.ops.items()]
     parts.append(" but ".join(calls) + ";")
-    for word, ranks in (("in it", group.waiting), ("done", group.done), ("entered", group.entered)):
+    for word, ranks in (
+        *(("in it", group.waiting), ("done", group.done)),
+        *(("failed", group.failed), ("entered", group.entered)),
+    ):
         if ranks:
             parts.append(f"{word}: {clean(ranks, 60)};")
     if group.behind:
@@ -375,6 +380,7 @@ def _group_positions(flights: dict[int, Flight], groups: dict[int, dict[int, tup
         for rank, record in here.items():
             ops[_what(record).split(" ")[0]].add(rank)
         ended = {rank for rank, record in here.items() if record.duration_ns is not None}
+        failed = {rank for rank in ended if here[rank].raised}
         untimed = {rank for rank, record in here.items() if record.flags & ring.UNTIMED} - ended
         positions.append(
             GroupPosition(
@@ -383,7 +389,8 @@ def _group_positions(flights: dict[int, Flight], groups: dict[int, dict[int, tup
                 sequence=furthest,
                 ops={op: format_ranks(ranks) for op, ranks in sorted(ops.items())},
                 waiting=format_ranks(set(here) - ended - untimed),
-                done=format_ranks(ended),
+                done=format_ranks(ended - failed),
+                failed=format_ranks(failed),
                 entered=format_ranks(untimed),
                 behind=behind,
                 unknown=format_ranks(members - set(here) - {int(rank) for rank in behind}),

@@ -14,7 +14,7 @@ import pytest
 from eroica import cli, postmortem
 from eroica import ring as flight
 from eroica.errors import DataError, UserError
-from eroica.ring import COLLECTIVE, GC, NEXT, STEP, UNTIMED, Ring
+from eroica.ring import COLLECTIVE, GC, NEXT, STEP, UNTIMED, Ring, what
 
 SECOND = 10**9
 GROUP = 7
@@ -28,9 +28,9 @@ def _ring(folder: Path, rank: int, world_size: int = 4, **more: int) -> Ring:
 
 
 def _call(ring: Ring, sequence: int, *, op: int = 1, flags: int = 0, done: bool = True, step: int = 0) -> None:
-    number = ring.begin(COLLECTIVE, sequence * SECOND, op, 1, flags, -1, GROUP, sequence, 400, step)
+    number = ring.begin(what(COLLECTIVE, op, 1, flags), sequence * SECOND, -1, GROUP, sequence, 400, step)
     if done:
-        ring.end(number, SECOND // 10)
+        ring.end(number, SECOND // 10, False)
 
 
 def _report(folder: Path, alive: dict[int, bool | None]) -> postmortem.PostMortem:
@@ -44,7 +44,7 @@ def test_the_rank_that_has_not_entered_is_told_from_those_that_wait_for_it(tmp_p
         ring = _ring(tmp_path, rank)
         _call(ring, 40)
         if rank == 2:
-            ring.begin(NEXT, 41 * SECOND, 0, 0, 0, -1, 0, 9, 0, 8)
+            ring.begin(NEXT, 41 * SECOND, -1, 0, 9, 0, 8)
         else:
             _call(ring, 41, done=False)
         ring.set(flight.NUM_STEPS, 8)
@@ -61,6 +61,17 @@ def test_the_rank_that_has_not_entered_is_told_from_those_that_wait_for_it(tmp_p
     assert "2     running  8      0      0.000 s  dataloader next 9, 9.0 s" in text
     assert "3     running  8      0      0.000 s  allreduce 41 of default_pg, 9.0 s" in text
     assert "default_pg (0-3), call 41: allreduce; in it: 0-1,3; not yet: 2 (last: allreduce 40)" in text
+
+
+def test_a_collective_that_ended_by_an_error_is_not_done(tmp_path: Path) -> None:
+    for rank in range(2):
+        ring = _ring(tmp_path, rank, world_size=2)
+        number = ring.begin(what(COLLECTIVE, 1, 1), SECOND, -1, GROUP, 1, 400, 0)
+        ring.end(number, SECOND, rank == 1)
+        ring.close()
+    (group,) = _report(tmp_path, {}).groups
+    assert (group.done, group.failed) == ("0", "1")
+    assert "allreduce; done: 0; failed: 1;" in postmortem.render_text(_report(tmp_path, {}))
 
 
 def test_a_mismatch_names_both_operations(tmp_path: Path) -> None:
@@ -88,7 +99,7 @@ def test_where_ends_cannot_be_seen_a_rank_has_entered_and_no_more_is_said(tmp_pa
 
 def test_dead_ended_faulty_and_foreign_ranks_are_told_apart(tmp_path: Path) -> None:
     rings = [_ring(tmp_path, rank) for rank in range(4)]
-    step = rings[0].begin(STEP, 10 * SECOND, 0, 0, 0, -1, 0, 1, 0, 0)
+    step = rings[0].begin(STEP, 10 * SECOND, -1, 0, 1, 0, 0)
     _call(rings[0], 12, done=False)
     assert step == 1
     rings[1].note(exception="ValueError: password=hunter2 \x1b[31m", at="train.py:7")
@@ -126,7 +137,7 @@ def test_missing_ranks_unreadable_files_and_big_jobs_stay_readable(tmp_path: Pat
     for rank in range(60):
         ring = Ring.create(tmp_path / f"rank{rank}.ring", rank=rank, world_size=100_000, capacity=4)
         ring.note(host="a", job="j")
-        ring.end(ring.begin(GC, SECOND, 0, 0, 0, -1, 0, 2, 0, 0), SECOND)
+        ring.end(ring.begin(GC, SECOND, -1, 0, 2, 0, 0), SECOND, False)
         ring.close()
     (tmp_path / "broken.ring").write_bytes(b"no")
     report = _report(tmp_path, {})
@@ -171,7 +182,7 @@ import os, signal, time
 from eroica.probe.recorder import RECORDER
 from eroica.ring import STEP
 ring = RECORDER.arm()
-ring.begin(STEP, time.monotonic_ns(), 0, 0, 0, -1, 0, 6, 0, 5)
+ring.begin(STEP, time.monotonic_ns(), -1, 0, 6, 0, 5)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     environ = {**os.environ, "RANK": "1", "WORLD_SIZE": "2", "EROICA_RING_DIR": str(tmp_path)}

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from eroica import ring as flight
 from eroica.errors import DataError, UserError
-from eroica.ring import COLLECTIVE, NEXT, Record, Ring, post, read_flight
+from eroica.ring import COLLECTIVE, NEXT, Record, Ring, post, read_flight, what
 
 WRITER = """
 import sys
@@ -29,8 +29,8 @@ ring = Ring.create(Path(sys.argv[1]), rank=3, world_size=8, capacity=1000)
 print("writing", flush=True)
 while True:
     begin_ns = monotonic_ns()
-    number = ring.begin(COLLECTIVE, begin_ns, 1, 1, 0, -1, 7, 0, 0, 0)
-    ring.end(number, monotonic_ns() - begin_ns)
+    number = ring.begin(COLLECTIVE, begin_ns, -1, 7, 0, 0, 0)
+    ring.end(number, monotonic_ns() - begin_ns, False)
 """
 
 
@@ -43,16 +43,16 @@ def _ring(capacity: int = 8) -> Iterator[Ring]:
 
 
 def _begin(ring: Ring, sequence: int, kind: int = COLLECTIVE) -> int:
-    return ring.begin(kind, 1000 + sequence, 2, 1, 0, -1, 2**64 - 1, sequence, 4 * sequence, 5)
+    return ring.begin(what(kind, 2, 1), 1000 + sequence, -1, 2**64 - 1, sequence, 4 * sequence, 5)
 
 
 def test_a_record_is_read_as_it_was_written() -> None:
     with _ring() as ring:
-        number = ring.begin(flight.P2P, 12, 18, 3, flight.UNTIMED, 6, 77, 41, 1 << 40, 2**32 + 9)
+        number = ring.begin(what(flight.P2P, 18, 3, flight.UNTIMED), 12, 6, 77, 41, 1 << 40, 2**32 + 9)
         assert read_flight(ring.path).records == [
             Record(number, 12, None, False, flight.P2P, 18, 3, flight.UNTIMED, 6, 77, 41, 1 << 40, 9)
         ]
-        ring.end(number, 5_000_000, raised=True)
+        ring.end(number, 5_000_000, True)
         (record,) = read_flight(ring.path).records
         assert (record.duration_ns, record.raised) == (5_000_000, True)
 
@@ -86,7 +86,7 @@ def test_a_reader_sees_the_last_records_whatever_the_order_of_beginnings_and_end
                 number = _begin(ring, len(model) + 1)
                 model[number] = None
             elif move >= 0 and len(model) - move in model:
-                ring.end(len(model) - move, 17 + move)
+                ring.end(len(model) - move, 17 + move, False)
                 model[len(model) - move] = 17 + move
             elif move == -1:
                 seen = read_flight(ring.path)
@@ -103,7 +103,7 @@ def test_a_reader_sees_the_last_records_whatever_the_order_of_beginnings_and_end
 def test_a_record_cut_off_in_the_middle_is_left_out_and_counted(cut: int, before: int) -> None:
     with _ring() as ring:
         for sequence in range(before):
-            ring.end(_begin(ring, sequence), 5)
+            ring.end(_begin(ring, sequence), 5, False)
         path = ring.path
         old = path.read_bytes()
         number = _begin(ring, before)
@@ -120,7 +120,7 @@ def test_a_record_cut_off_in_the_middle_is_left_out_and_counted(cut: int, before
 def test_odd_durations_are_ends_and_an_end_that_cannot_be_seen_is_none() -> None:
     with _ring() as ring:
         for duration in (0, -5, flight.UNSEEN):
-            ring.end(_begin(ring, 1), duration)
+            ring.end(_begin(ring, 1), duration, False)
         assert [record.duration_ns for record in read_flight(ring.path).records] == [1, 1, None]
         assert read_flight(ring.path).records[2].flags == flight.UNTIMED
 
@@ -130,7 +130,7 @@ def test_threads_write_side_by_side_without_a_lock() -> None:
 
         def work(base: int) -> None:
             for sequence in range(base, base + 500):
-                ring.end(_begin(ring, sequence), sequence)
+                ring.end(_begin(ring, sequence), sequence, False)
 
         threads = [threading.Thread(target=work, args=(1000 * index + 1,)) for index in range(4)]
         for thread in threads:
@@ -204,7 +204,7 @@ def test_files_that_are_no_sound_ring_are_refused_in_one_sentence(tmp_path: Path
 def test_damage_anywhere_is_refused_or_read_around(noise: bytes, at: int) -> None:
     with _ring() as ring:
         for sequence in range(1, 12):
-            ring.end(_begin(ring, sequence, NEXT), 5)
+            ring.end(_begin(ring, sequence, NEXT), 5, False)
         ring.note(host="a")
         with open(ring.path, "r+b") as file:
             file.seek(at)

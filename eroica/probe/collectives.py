@@ -21,7 +21,7 @@ from typing import Any
 
 from eroica.job import format_ranks
 from eroica.probe.recorder import RECORDER
-from eroica.ring import COLLECTIVE, DTYPES, OPS, P2P, RANK, UNSEEN, UNTIMED, WORLD_SIZE, Ring
+from eroica.ring import COLLECTIVE, DTYPES, OPS, P2P, RANK, UNSEEN, UNTIMED, WORLD_SIZE, Ring, what
 
 _SIGNATURES = {
     # name of the operator: place of the payload of this rank, place of the process group
@@ -89,6 +89,8 @@ def _kernel(torch: Any, distributed: Any, name: str) -> Callable[..., Any]:
     is_message = name in ("send", "recv_", "recv_any_source_")
     dtypes = {getattr(torch, dtype): index for index, dtype in enumerate(DTYPES) if hasattr(torch, dtype)}
     has_future = not is_message and op != _MONITORED
+    timed_kinds = what(P2P if is_message else COLLECTIVE, op)
+    untimed_kinds = what(P2P if is_message else COLLECTIVE, op, flags=UNTIMED)
 
     def begin(ring: Ring, args: tuple[Any, ...]) -> tuple[int, int, bool]:
         """Record the call; returns its number, its begin and whether its end will be told. Number 0: not recorded."""
@@ -109,19 +111,18 @@ def _kernel(torch: Any, distributed: Any, name: str) -> Callable[..., Any]:
         if group is None or group.is_same() is not handle:
             group = _met(ring, distributed, handle)
         is_timed = has_future and group.is_timed and tensor is not None and tensor.is_cpu
-        flags = 0 if is_timed or op == _MONITORED else UNTIMED
         dtype = dtypes.get(tensor.dtype, 0) if tensor is not None else 0
-        step = RECORDER.num_steps
+        kinds = timed_kinds if is_timed or op == _MONITORED else untimed_kinds
         if is_message:
             peer = args[2] if name != "recv_any_source_" else -1
             counter = group.messages.get((name, peer))
             if counter is None:
                 counter = group.messages.setdefault((name, peer), itertools.count(1))
-            number = ring.begin(P2P, begin_ns, op, dtype, flags, peer, group.key, next(counter), num_bytes, step)
         else:
-            number = ring.begin(
-                COLLECTIVE, begin_ns, op, dtype, flags, -1, group.key, next(group.sequence), num_bytes, step
-            )
+            peer, counter = -1, group.sequence
+        number = ring.begin(
+            kinds | dtype << 16, begin_ns, peer, group.key, next(counter), num_bytes, RECORDER.num_steps
+        )
         return number, begin_ns, is_timed
 
     def follow(ring: Ring, number: int, begin_ns: int, result: Any) -> None:
@@ -132,7 +133,7 @@ def _kernel(torch: Any, distributed: Any, name: str) -> Callable[..., Any]:
             future = work.get_future()
         except RuntimeError:  # "not implemented": some operations of gloo, such as reduce_scatter_base
             has_future = False
-            ring.end(number, UNSEEN)
+            ring.end(number, UNSEEN, False)
             return
         pending = RECORDER.pending
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from eroica.probe import collectives
 from eroica.probe.recorder import RECORDER
-from eroica.ring import NEXT, NUM_NEXTS, NUM_SKIPPED, NUM_STEPS, SKIPPED, STEP, Ring
+from eroica.ring import NEXT, NUM_NEXTS, NUM_SKIPPED, NUM_STEPS, SKIPPED, STEP, Ring, what
 
 _placed: set[str] = set()
 
@@ -38,42 +38,39 @@ def place(name: str, module: ModuleType) -> None:
 def _loader(module: Any) -> None:
     """Class-level: iterators of one and of several workers, and those of torchdata, inherit it."""
     iterator = module._BaseDataLoaderIter
+    recorder = RECORDER
     original = iterator.__next__
 
     @functools.wraps(original)
     def __next__(self: Any) -> Any:
-        ring, number, begin_ns = _next_begins()
+        # In one piece, without a call of our own that could be spared: this runs in every step of everybody.
+        ring = recorder.ring or recorder.arm()
+        if ring is None:
+            return original(self)
+        number = begin_ns = 0
+        try:
+            begin_ns = monotonic_ns()
+            number = ring.begin(NEXT, begin_ns, -1, 0, recorder.num_nexts + 1, 0, recorder.num_steps)
+        except Exception as error:
+            recorder.fail(error)
         try:
             batch = original(self)
         except BaseException:
-            _next_ends(ring, number, begin_ns, True)
+            _next_ended(ring, number, begin_ns, True)
             raise
-        _next_ends(ring, number, begin_ns, False)
+        _next_ended(ring, number, begin_ns, False)
         return batch
 
     iterator.__next__ = __next__
 
 
-def _next_begins() -> tuple[Ring | None, int, int]:
-    ring = RECORDER.ring or RECORDER.arm()
-    if ring is None:
-        return None, 0, 0
-    try:
-        begin_ns = monotonic_ns()
-        sequence = RECORDER.num_nexts + 1
-        return ring, ring.begin(NEXT, begin_ns, 0, 0, 0, -1, 0, sequence, 0, RECORDER.num_steps), begin_ns
-    except Exception as error:
-        RECORDER.fail(error)
-        return None, 0, 0
-
-
-def _next_ends(ring: Ring | None, number: int, begin_ns: int, raised: bool) -> None:
-    if ring is None:
+def _next_ended(ring: Ring, number: int, begin_ns: int, raised: bool) -> None:
+    if RECORDER.ring is not ring:
         return
     try:
         ring.end(number, monotonic_ns() - begin_ns, raised)
-        RECORDER.num_nexts += 1
-        ring.set(NUM_NEXTS, RECORDER.num_nexts)
+        RECORDER.num_nexts = num_nexts = RECORDER.num_nexts + 1
+        ring.set(NUM_NEXTS, num_nexts)
     except Exception as error:
         RECORDER.fail(error)
 
@@ -96,11 +93,12 @@ class _Steps:
                 # The last step left by an exception, and torch calls no hook then.
                 ring.end(self.number, monotonic_ns() - self.begin_ns, True)
                 RECORDER.depth = 0
-            RECORDER.depth += 1
-            if RECORDER.depth == 1:
+            depth = RECORDER.depth
+            RECORDER.depth = depth + 1
+            if not depth:
                 self.begin_ns = monotonic_ns()
                 steps = RECORDER.num_steps
-                self.number = ring.begin(STEP, self.begin_ns, 0, 0, 0, -1, 0, steps + 1, 0, steps)
+                self.number = ring.begin(STEP, self.begin_ns, -1, 0, steps + 1, 0, steps)
         except Exception as error:
             RECORDER.fail(error)
 
@@ -111,7 +109,7 @@ class _Steps:
         try:
             RECORDER.depth -= 1
             if not RECORDER.depth:
-                ring.end(self.number, monotonic_ns() - self.begin_ns)
+                ring.end(self.number, monotonic_ns() - self.begin_ns, False)
                 RECORDER.num_steps += 1
                 ring.set(NUM_STEPS, RECORDER.num_steps)
         except Exception as error:
@@ -158,7 +156,7 @@ def _counted_by_scaler(optimizer: Any) -> None:
         is_skipped = isinstance(optimizer, sys.modules["torch"].optim.Optimizer)
         steps = RECORDER.num_steps
         flags = SKIPPED if is_skipped else 0
-        ring.end(ring.begin(STEP, monotonic_ns(), 0, 0, flags, -1, 0, steps + 1, 0, steps), 0)
+        ring.end(ring.begin(what(STEP, flags=flags), monotonic_ns(), -1, 0, steps + 1, 0, steps), 0, False)
         RECORDER.num_steps = steps + 1
         ring.set(NUM_STEPS, steps + 1)
         ring.add(NUM_SKIPPED, int(is_skipped))

@@ -150,13 +150,13 @@ class Recorder:
                 if not number and duration_ns >= LONG_GC_NS:
                     number = self._began_gc(ring, self._gc_begin_ns, generation)
                 if number:
-                    ring.end(number, duration_ns)
+                    ring.end(number, duration_ns, False)
                 self._gc_begin_ns = 0
         except Exception as error:
             self.fail(error)
 
     def _began_gc(self, ring: Ring, begin_ns: int, generation: int) -> int:
-        return ring.begin(flight.GC, begin_ns, 0, 0, 0, -1, 0, generation, 0, self.num_steps)
+        return ring.begin(flight.GC, begin_ns, -1, 0, generation, 0, self.num_steps)
 
 
 def _placed() -> tuple[int, int] | None:
