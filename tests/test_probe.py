@@ -219,6 +219,34 @@ print(len(os.listdir(os.environ["EROICA_RING_DIR"])))
     assert ring.words[flight.NUM_GC] >= 1 and ring.words[flight.GC_NS] > 0
 
 
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_ranks_that_multiprocessing_starts_come_to_their_end(tmp_path: Path, method: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("""
+import multiprocessing, os, sys
+import eroica
+from eroica.probe.recorder import RECORDER
+
+def train(rank):
+    os.environ["RANK"] = rank
+    assert RECORDER.arm() is not None
+
+if __name__ == "__main__":
+    ranks = [multiprocessing.get_context(sys.argv[1]).Process(target=train, args=(rank,)) for rank in "01"]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    print(RECORDER.ring)
+""")
+    assert _run(str(script), method, EROICA_RING_DIR=str(tmp_path / "rings")) == "None\n"
+    seen = _rings(tmp_path / "rings")
+    assert [(ring.words[flight.RANK], ring.words[flight.STATE]) for ring in seen] == [
+        (0, flight.ENDED),
+        (1, flight.ENDED),
+    ]
+
+
 def test_an_exception_that_ends_the_process_is_noted(tmp_path: Path) -> None:
     code = "from eroica.probe.recorder import RECORDER; RECORDER.arm(); raise ValueError('no loss')"
     done = subprocess.run(

@@ -84,6 +84,12 @@ class Recorder:
         if not self._is_watching:
             self._is_watching = True
             atexit.register(self.finish)
+            parent = sys.modules.get("multiprocessing.process")
+            if parent is not None and parent.parent_process() is not None:
+                # Children that multiprocessing forks leave by os._exit, past atexit.
+                from multiprocessing.util import Finalize
+
+                Finalize(None, self.finish, exitpriority=-100)
             os.register_at_fork(after_in_child=self.forked)
         gc.callbacks.append(self.collect)
         return ring
