@@ -29,8 +29,10 @@ def summarize(path: str) -> None:
     from eroica import pattern
     from eroica.collectives import ledger_of
     from eroica.critical_path import critical_spans
+    from eroica.offline import keep_freed_memory
     from eroica.trace import read_trace
 
+    keep_freed_memory()  # as `eroica diagnose` does before it reads
     with timed() as clock:
         began = time.perf_counter()
         trace = read_trace(path)

@@ -41,7 +41,7 @@ def _quiet(done: int, total: int, what: str) -> None:
 
 
 @cache
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Let glibc reuse large arrays instead of mapping each one afresh: page faults were 40 % of the time on 1 GB traces
     (bench). Another C library simply has no mallopt."""
     with contextlib.suppress(OSError, AttributeError):
@@ -52,7 +52,7 @@ def _keep_freed_memory() -> None:
 
 def summarize_file(path: str, ranks: Sequence[int]) -> list[Summary] | str:
     """Summaries of a file's ranks, or why there are none; runs in a worker process."""
-    _keep_freed_memory()
+    keep_freed_memory()
     try:
         if Path(path).suffix == ".parquet":
             wanted = set(ranks)
