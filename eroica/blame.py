@@ -25,7 +25,7 @@ STEADY_SHARE = 0.6
 """A stable excess shows in at least this share of the steps."""
 FELT_SHARE = 0.3
 """Part of an excess that must show in the rank's whole own time, or in what its peers wait for it."""
-SPREAD_FLOOR = 0.002
+SPREAD_FLOOR = 0.003
 """Devices of one model differ by a few tenths of a percent; a smaller spread of own times is luck of few ranks."""
 HOST_SPREAD_FLOOR = 0.015
 """The same for operators and Python on CPU jobs, where the operating system moves threads about."""

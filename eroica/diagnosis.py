@@ -279,7 +279,7 @@ def _drafts(
         network_draft(stacked, slow, iteration_s, waits)
         for slow in slow_transfers(stacked, context.baseline, iteration_s)
     )
-    drafts = [d for d in drafts if (d.impact.seconds_per_iteration or 0.0) >= EFFECT_FLOOR / 2 * iteration_s]
+    drafts = [d for d in drafts if (d.impact.seconds_per_iteration or 0.0) >= EFFECT_FLOOR * iteration_s]
     if context.baseline is not None and len(context.baseline):
         gap = iteration_s - iteration_of(context.baseline)
         priced = sum(d.impact.seconds_per_iteration or 0.0 for d in drafts)
