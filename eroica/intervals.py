@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -15,6 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 Int64s: TypeAlias = npt.NDArray[np.int64]
+
+
+MAX_LEVELS = 2_000
+"""Nested deeper than Python recurses by default (1,000 calls, with an operator each), events are no stack of calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,21 +166,22 @@ def _cut_at_parents(
             above = parent_of[above]
         open_ends.reverse()
         before = len(open_ends)
-        shifted_until: list[int] = []
+        shifted_until: list[int] = []  # a heap
         k = first
         while k < len(starts):
             start, end = start_of[k], end_of[k]
             while open_ends and open_ends[-1] <= start:
                 open_ends.pop()
             before = min(before, len(open_ends))
-            shifted_until = [instant for instant in shifted_until if instant > start]
+            while shifted_until and shifted_until[0] <= start:
+                heappop(shifted_until)
             following = suspects[bisect_left(suspects, k)] if k <= suspects[-1] else len(starts)
             if len(open_ends) == before and not shifted_until and following > k:
                 break
             if open_ends and end > open_ends[-1]:
-                shifted_until.append(end)
+                heappush(shifted_until, end)
                 end_of[k] = end = open_ends[-1]
-            elif all(instant >= end for instant in shifted_until):
+            elif not shifted_until or shifted_until[0] >= end:
                 after = bisect_left(start_of, end, k + 1)
                 if following >= after:
                     k = after
@@ -217,7 +223,8 @@ def _nest(starts: Int64s, ends: Int64s) -> Nest:
 
 def _by_depth(depth: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     """Stable order by depth; numpy sorts integers of 8 and 16 bits by radix."""
-    small = depth.astype(np.uint8) if len(depth) and depth.min() >= 0 and depth.max() < 256 else depth.astype(np.uint16)
+    deepest = int(depth.max(initial=0)) if depth.min(initial=0) >= 0 else 1 << 16
+    small = depth.astype(np.uint8 if deepest < 1 << 8 else np.uint16) if deepest < 1 << 16 else depth
     return np.argsort(small, kind="stable").astype(np.int32)
 
 
@@ -231,6 +238,10 @@ def inherit(
     """
     if not len(depth):
         return
+    if int(depth.max()) > MAX_LEVELS:
+        for label in labels:
+            _inherit_by_jumps(label, parent)
+        return
     order = _by_depth(depth)
     edges = np.cumsum(np.bincount(depth))
     for low, high in pairwise(edges[1:]):
@@ -239,3 +250,14 @@ def inherit(
         for label in labels:
             own = label[rows]
             label[rows] = np.where(own > 0 if label.dtype == np.uint8 else own >= 0, own, label[up])
+
+
+def _inherit_by_jumps(label: npt.NDArray[np.int32] | npt.NDArray[np.uint8], parent: npt.NDArray[np.int32]) -> None:
+    """The same in as many rounds as the depth has binary digits: each doubles the ancestors that were asked."""
+    jump = parent.copy()
+    while True:
+        rows = np.flatnonzero((jump >= 0) & (label == 0 if label.dtype == np.uint8 else label < 0))
+        if not len(rows):
+            return
+        above = jump[rows]
+        label[rows], jump[rows] = label[above], jump[above]

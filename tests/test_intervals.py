@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from eroica.critical_path import _split
-from eroica.intervals import Cover, Int64s, first_come_parts, inherit, nest
+from eroica.intervals import Cover, Int64s, _inherit_by_jumps, first_come_parts, inherit, nest
 
 Spans = list[tuple[int, int]]
 spans = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)).map(lambda p: (p[0], p[0] + p[1])), max_size=12)
@@ -114,10 +115,21 @@ def test_neighbours_do_not_nest_and_equal_spans_do() -> None:
     assert tree.parent.tolist() == [-1, -1, 1] and tree.owner.tolist() == [0, 2]
 
 
-def test_ten_thousand_levels_of_recursion_nest() -> None:
-    depth = 10_000
+@pytest.mark.parametrize("depth", [10_000, 70_000])
+def test_thousands_of_levels_of_recursion_nest(depth: int) -> None:
     tree = nest(np.arange(depth), np.arange(3 * depth, 2 * depth, -1))
     assert tree.depth.max() == depth and tree.parent.tolist() == list(range(-1, depth - 1))
+    label = np.full(depth, -1, np.int32)
+    label[[1, depth // 2]] = 1, 2
+    inherit([label], tree.parent, tree.depth)
+    assert np.bincount(label + 1).tolist() == [1, 0, depth // 2 - 1, depth - depth // 2]
+
+
+def test_thousands_of_events_that_overlap_without_nesting_are_cut_at_the_first_ones_end() -> None:
+    starts = np.arange(30_000)
+    tree = nest(starts, starts + 30_000)
+    assert tree.depth.max() == 30_000 and tree.parent.tolist() == list(range(-1, 29_999))
+    assert tree.end.max() == 30_000
 
 
 @given(trees(), st.data())
@@ -133,6 +145,9 @@ def test_an_event_inherits_from_its_nearest_ancestor_that_has_a_value(some: Span
         expected.append(values[j] if j >= 0 else -1)
     label = np.array(values, np.int32)
     inherit([label], tree.parent, tree.depth)
+    assert label.tolist() == expected
+    label = np.array(values, np.int32)
+    _inherit_by_jumps(label, tree.parent)
     assert label.tolist() == expected
 
 
