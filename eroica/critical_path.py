@@ -277,8 +277,8 @@ def _driving_tracks(trace: Trace, rows: npt.NDArray[np.intp], strings: _Strings)
         main = int(np.bincount(hints).argmax())
     else:
         candidates = weight.copy()
-        others = [t for t in np.flatnonzero(weight) if t not in autograd]
-        if others:
+        others = np.setdiff1d(np.flatnonzero(weight), autograd)
+        if len(others):
             mask = np.zeros(len(weight), bool)
             mask[others] = True
             candidates[~mask] = 0
@@ -294,19 +294,22 @@ def _host(trace: Trace, window: tuple[int, int]) -> tuple[_Host, _Labels, tuple[
     main, autograd = _driving_tracks(trace, all_rows, strings[0])
     n = len(trace)
     labels = _Labels(np.full(n, -1, np.int32), np.full(n, -1, np.int32), np.zeros(n, np.uint8), np.zeros(n, bool))
-    parts: list[_Host] = []
-    taken = Cover.of(np.empty(0, np.int64), np.empty(0, np.int64))
-    track_of = trace.track[all_rows]
-    for track in [*autograd, main]:
-        part = _thread(trace, all_rows[track_of == track], strings, window, labels, taken if track == main else None)
-        if track != main:
-            taken = taken.joined(Cover.of(part.start, part.end))
-        parts.append(part)
-    idle_tracks = sorted(set(np.unique(trace.track[all_rows]).tolist()) - {main, *autograd})
+    # Rows by track, each track's in order: no thread looks at those of all others.
+    by_track = all_rows[np.argsort(trace.track[all_rows], kind="stable")]
+    edges = np.append(0, np.cumsum(np.bincount(trace.track[all_rows], minlength=len(trace.tracks))))
+    rows_of = [by_track[edges[track] : edges[track + 1]] for track in autograd]
+    parts = [_thread(trace, rows, strings, window, labels, None) for rows in rows_of]
+    taken = None
+    if parts:
+        taken = Cover.of(np.concatenate([part.start for part in parts]), np.concatenate([part.end for part in parts]))
+    rows = by_track[edges[main] : edges[main + 1]] if main >= 0 else by_track[:0]
+    parts.append(_thread(trace, rows, strings, window, labels, taken))
+    idle_tracks = np.setdiff1d(np.flatnonzero(np.diff(edges)), [main, *autograd])
     length = max(window[1] - window[0], 1)
     threads = []
     for track in idle_tracks:
-        rows = all_rows[(trace.track[all_rows] == track) & (trace.category[all_rows] != Category.ANNOTATION)]
+        rows = by_track[edges[track] : edges[track + 1]]
+        rows = rows[trace.category[rows] != Category.ANNOTATION]
         cover = Cover.of(
             np.maximum(trace.ts_ns[rows], window[0]), np.minimum(trace.ts_ns[rows] + trace.dur_ns[rows], window[1])
         )
