@@ -22,7 +22,20 @@ import numpy as np
 
 from eroica import chunks, scanner
 from eroica.errors import DataError, UserError
-from eroica.records import ARRAY_END, BLANK, COLUMNS, DECODER, RECORD_START, Losses, Records, Rows, members, take_broken
+from eroica.records import (
+    ARRAY_END,
+    BLANK,
+    COLUMNS,
+    DECODER,
+    MAX_BROKEN,
+    RECORD_START,
+    Losses,
+    Records,
+    Rows,
+    TooBroken,
+    members,
+    take_broken,
+)
 
 CHUNK_BYTES = 1 << 20
 """Of text per scan: fits the second-level cache, and a record cut at its end is scanned twice at most."""
@@ -30,6 +43,10 @@ MAX_RECORD_BYTES = 1 << 28
 """A record longer than this is damage; also the most of a file that is held in memory."""
 MAX_HEAD_BYTES = 1 << 26
 """File-level keys before or after the events; long lists of ranks are a few megabytes."""
+MAX_RATIO = 200
+"""Text per byte of a gzip file; real traces have 10 to 30, and a file made to fill the memory up to 1,032."""
+MAX_DENSE_BYTES = 1 << 28
+"""As much text is taken of any gzip file, however dense: a short trace of equal events is one."""
 _LOOK_AHEAD = 1 << 16
 _PAD = 64
 """Readable bytes that the scanner may touch behind the text."""
@@ -149,6 +166,8 @@ class Inflater:
         self._raw = raw
         self._member: Any = None
         self._pending = b""
+        self._taken = 0
+        self._given = 0
         self.problem = ""
 
     def readinto(self, view: memoryview) -> int:
@@ -156,6 +175,7 @@ class Inflater:
         while not self.problem:
             if not self._pending:
                 self._pending = self._raw.read(1 << 18)
+                self._taken += len(self._pending)
             if self._member is None:
                 # Zeros between and after members are padding, as gzip itself takes them.
                 self._pending = self._pending.lstrip(b"\0")
@@ -164,6 +184,7 @@ class Inflater:
                     if not more:
                         return 0
                     self._pending = more
+                    self._taken += len(more)
                     continue
                 self._member = self._new()
             try:
@@ -180,6 +201,10 @@ class Inflater:
                 if at_end:
                     self.problem = "the gzip stream is cut"
             if data:
+                self._given += len(data)
+                if self._given > max(MAX_DENSE_BYTES, MAX_RATIO * self._taken):
+                    self.problem = f"the gzip stream grows more than {MAX_RATIO}-fold, as no trace does"
+                    return 0
                 view[: len(data)] = data
                 return len(data)
         return 0
@@ -326,7 +351,12 @@ def _load(path: str, text: Text, inflater: Inflater | None, engine: Engine) -> R
         found = metadata(head[1:] if head.startswith(b"{") else head, losses, 0)
         text.start = events[1]
     while True:
-        text.start, ended = engine.scan(text.buffer, text.start, text.end, text.final or text.full, text.base)
+        try:
+            text.start, ended = engine.scan(text.buffer, text.start, text.end, text.final or text.full, text.base)
+        except TooBroken:
+            losses.truncated = True
+            losses.notes.append(f"more than {MAX_BROKEN:,} records are broken, so reading ended there")
+            break
         if ended:
             tail, again = _tail(text)
             if not again:

@@ -392,9 +392,19 @@ ARRAY_END = re.compile(rf'\]{BLANK}(?:\}}|,{BLANK}"|$)')
 _LAST_RECORD_END = re.compile(rf'\}}{BLANK}(\]){BLANK}(?:,(?={BLANK}"[^"]*"{BLANK}:)|(?=\}}|\Z))'.encode())
 
 
+MAX_BROKEN = 20_000
+"""Lost records, each of which takes longer than a thousand sound ones: beyond this the file is no trace any more."""
+
+
+class TooBroken(Exception):
+    """MAX_BROKEN records were lost; for the reader, never for its callers."""
+
+
 def take_broken(rows: Rows, record: bytes, offset: int, last: bool) -> int:
     """A slice up to the next record (up to the end of the file if `last`) that strict JSON refuses. Returns its length
     without the end of the array and what follows it."""
+    if rows.losses.skipped >= MAX_BROKEN:
+        raise TooBroken
     if last:
         for match in _LAST_RECORD_END.finditer(record):
             rest = record[match.end() :].strip()

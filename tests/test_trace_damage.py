@@ -11,6 +11,7 @@ import pytest
 
 from eroica import scanner
 from eroica.errors import DataError
+from eroica.records import MAX_BROKEN
 from eroica.trace import Category, Trace, read_trace
 from tests.traces import LAYOUTS, document, event, kernel, record, write
 
@@ -394,3 +395,22 @@ def test_a_file_of_damage_alone_is_refused_and_not_called_empty(tmp_path: Path, 
 
     with pytest.raises(DataError, match="no event could be read"):
         read_trace(path, engine=engine)
+
+
+def test_a_gzip_file_that_grows_a_thousandfold_is_not_inflated_to_its_end(tmp_path: Path, engine: str) -> None:
+    sound = document([event("aten::mm", 1000 + k) for k in range(3)])[:-6].encode()
+    blanks = gzip.compress(b" " * (1 << 22))
+    path = tmp_path / "rank0.json.gz"
+    path.write_bytes(gzip.compress(sound + b",") + 100 * blanks)
+    trace = read_trace(path, engine=engine)
+    assert len(trace) == 3 and trace.damage.truncated
+    assert any("200-fold" in note for note in trace.damage.notes)
+
+
+@pytest.mark.slow
+def test_a_file_of_broken_records_is_given_up_and_said_to_be(tmp_path: Path, engine: str) -> None:
+    broken = '{"ph":"X","name":\n' * (MAX_BROKEN + 1000)
+    path = write(tmp_path / "rank0.json", document([event()])[:-6] + "," + broken + "]}")
+    trace = read_trace(path, engine=engine)
+    assert len(trace) == 1 and trace.damage.truncated
+    assert trace.damage.skipped_events == MAX_BROKEN
