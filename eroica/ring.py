@@ -49,8 +49,8 @@ from eroica.errors import DataError, UserError
 VERSION = 1
 SUFFIX = ".ring"
 
-NEXT, STEP, COLLECTIVE, P2P, GC, PHASE = range(1, 7)
-KINDS = ("", "dataloader next", "optimizer step", "collective", "send or receive", "garbage collection", "phase")
+NEXT, STEP, COLLECTIVE, P2P, GC, PHASE, CAPTURE = range(1, 8)
+KINDS = ("", "dataloader next", "optimizer step", "collective", "send or receive", "garbage collection", "phase", "capture")
 """Names of the kinds, by number. A reader shows a number that it does not know as it is."""
 
 OPS = (
@@ -80,10 +80,13 @@ ARMED, ENDED, OFF = 1, 2, 3
 
 RANK, WORLD_SIZE, STATE, NUM_NEXTS, NUM_STEPS, NUM_SKIPPED, GC_NS, NUM_GC, LOST_NOTES = range(9)
 """Places of the counters."""
+HEARD, ANSWER, HOOK_NS, ONE_STEP_IN = range(9, 13)
+"""Further ones: the mailbox word last acted upon; `commands.answer` to it; what the probe's own hooks have cost;
+collectives are recorded in one step of so many (0 = in all)."""
 
 _MAGIC = b"EROICA\x00R"
 _IDENTITY = struct.Struct("<8sIIIIIIQQqqQ")
-_WORDS_AT, _NUM_WORDS, _MAILBOX_AT, _NOTES_AT, _RECORDS_AT = 256, 9, 512, 1024, 65536
+_WORDS_AT, _NUM_WORDS, _MAILBOX_AT, _NOTES_AT, _RECORDS_AT = 256, 13, 512, 1024, 65536
 _NOTE = struct.Struct("<II")
 _CRC = struct.Struct("<I")
 _BODY = struct.Struct("<QqBBBBiQqqI")
