@@ -97,6 +97,7 @@ _WHOLE = struct.Struct("<QqBBBBiQqqIIQ")
 _SIZE = 64
 _MOST_RECORDS = 1 << 15  # so that a late end word is told from the next lap's by 16 bits of the number
 _NO_END = 0
+_FIRST_LOOK, _READ_AT_ONCE = 8, 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +162,21 @@ class Flight:
     """Ascending by number."""
     num_torn: int
     """Places whose record was half written: at most one per thread of the writer, unless the file is damaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What came to a ring since the last look."""
+
+    words: tuple[int, ...]
+    """Counters, as in `Flight`."""
+    notes: list[dict[str, object]]
+    begun: list[Record]
+    """New records, ascending by number; some have ended already."""
+    ended: list[Record]
+    """Records that have ended since the last look; those of `begun` among them."""
+    num_lost: int
+    """Records that were overwritten before they were read."""
 
 
 class Ring:
@@ -359,39 +375,168 @@ def _records(data: bytes, capacity: int) -> tuple[list[Record], int]:
     num_torn = 0
     for place in range(capacity):
         at = _RECORDS_AT + place * _SIZE
-        number, begin_ns, kind, op, dtype, flags, peer, group, sequence, num_bytes, step, crc, end = _WHOLE.unpack_from(
-            data, at
-        )
-        if not number and not crc:
+        record = decode(data, at)
+        if record is not None and record.number % capacity == place:
+            records.append(record)
+        else:
             num_torn += any(data[at : at + _SIZE])
-            continue
-        if crc != zlib.crc32(data[at : at + _BODY.size]) or number % capacity != place:
-            num_torn += 1
-            continue
-        ended = end != _NO_END and end & 0xFFFF == number & 0xFFFF
-        if ended and end >> 17 == UNSEEN:
-            ended, flags = False, flags | UNTIMED
-        records.append(
-            Record(
-                *(number, begin_ns, end >> 17 if ended else None, ended and bool(end >> 16 & 1)),
-                *(kind, op, dtype, flags, peer, group, sequence, num_bytes, step),
-            )
-        )
     records.sort(key=lambda record: record.number)
     return records, num_torn
 
 
+def decode(data: bytes, at: int) -> Record | None:
+    """The record that lies at offset `at`; None if there is none or if it is half written."""
+    number, begin_ns, kind, op, dtype, flags, peer, group, sequence, num_bytes, step, crc, end = _WHOLE.unpack_from(
+        data, at
+    )
+    if not number or crc != zlib.crc32(data[at : at + _BODY.size]):
+        return None
+    ended = end != _NO_END and end & 0xFFFF == number & 0xFFFF
+    if ended and end >> 17 == UNSEEN:
+        ended, flags = False, flags | UNTIMED
+    return Record(
+        *(number, begin_ns, end >> 17 if ended else None, ended and bool(end >> 16 & 1)),
+        *(kind, op, dtype, flags, peer, group, sequence, num_bytes, step),
+    )
+
+
 def _notes(data: bytes) -> Iterator[dict[str, object]]:
     at = _NOTES_AT
-    while at + _NOTE.size <= _RECORDS_AT:
-        length, crc = _NOTE.unpack_from(data, at)
-        text = data[at + _NOTE.size : at + _NOTE.size + length]
-        if not length or at + _NOTE.size + length > _RECORDS_AT or zlib.crc32(text) != crc:
-            return
-        try:
-            entry = json.loads(text)
-        except (ValueError, RecursionError):
-            entry = None
-        if isinstance(entry, dict):
+    while (found := decode_note(data, at)) is not None:
+        entry, at = found
+        if entry is not None:
             yield entry
-        at += _NOTE.size + (length + 7) // 8 * 8
+
+
+def decode_note(data: bytes, at: int) -> tuple[dict[str, object] | None, int] | None:
+    """The note at offset `at` of the file's head, and the offset of the next one; None if there is none (yet)."""
+    if at + _NOTE.size > min(_RECORDS_AT, len(data)):
+        return None
+    length, crc = _NOTE.unpack_from(data, at)
+    text = data[at + _NOTE.size : at + _NOTE.size + length]
+    if not length or at + _NOTE.size + length > _RECORDS_AT or zlib.crc32(text) != crc:
+        return None
+    try:
+        entry = json.loads(text)
+    except (ValueError, RecursionError):
+        entry = None
+    return entry if isinstance(entry, dict) else None, at + _NOTE.size + (length + 7) // 8 * 8
+
+
+class Tail:
+    """A reader that comes again and again, and takes only what is new: some 100 microseconds instead of a megabyte.
+
+    Not shared between threads. What was overwritten before it came is counted, never guessed.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError, and DataError if the file is no ring (or not yet complete)."""
+        self.path = path
+        self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            if not stat.S_ISREG(os.fstat(self._file).st_mode):
+                raise DataError(f"{path} is not a flight ring: it is not a plain file")
+            identity = _identity(os.pread(self._file, _RECORDS_AT, 0))
+            if identity is None:
+                raise DataError(f"{path} is not a flight ring of a version that this eroica reads")
+        except BaseException:
+            os.close(self._file)
+            raise
+        self.identity = identity
+        self._note_at = _NOTES_AT
+        self._last = 0
+        self._open: dict[int, Record] = {}
+        self._gap_at = 0
+
+    def poll(self) -> News:
+        """What has come since the last call. Raises OSError, DataError if the file was cut short."""
+        head = os.pread(self._file, _NOTES_AT, 0)
+        if len(head) < _NOTES_AT:
+            raise DataError(f"{self.path} is a damaged flight ring: it was cut to {len(head)} bytes")
+        words = struct.unpack_from(f"<{_NUM_WORDS}q", head, _WORDS_AT)
+        ended = self._ended()
+        begun, num_lost = self._begun()
+        for record in begun:
+            if record.duration_ns is not None:
+                ended.append(record)
+            elif not record.flags & UNTIMED:
+                self._open[record.number] = record
+        return News(words, self._new_notes(), begun, ended, num_lost)
+
+    def close(self) -> None:
+        """The file stays."""
+        os.close(self._file)
+
+    def _new_notes(self) -> list[dict[str, object]]:
+        data = os.pread(self._file, _NOTE.size, self._note_at)
+        if len(data) < _NOTE.size or not _NOTE.unpack(data)[0]:
+            return []
+        data = os.pread(self._file, _RECORDS_AT, 0)
+        notes = []
+        while (found := decode_note(data, self._note_at)) is not None:
+            entry, self._note_at = found
+            if entry is not None:
+                notes.append(entry)
+        return notes
+
+    def _ended(self) -> list[Record]:
+        """Records that were open and have ended, or turned out to have no end that can be seen (these just go)."""
+        ended = []
+        for number in list(self._open):
+            data = os.pread(self._file, _SIZE, _RECORDS_AT + number % self.identity.capacity * _SIZE)
+            record = decode(data, 0) if len(data) == _SIZE else None
+            if record is None or record.number != number:
+                del self._open[number]  # overwritten: how it ended is not known
+            elif record.duration_ns is not None:
+                ended.append(record)
+                del self._open[number]
+            elif record.flags & UNTIMED:
+                del self._open[number]
+        return ended
+
+    def _begun(self) -> tuple[list[Record], int]:
+        capacity = self.identity.capacity
+        begun: list[Record] = []
+        num_lost = 0
+        at_once = _FIRST_LOOK
+        while True:
+            place = (self._last + 1) % capacity
+            count = min(at_once, capacity - place)
+            at_once = _READ_AT_ONCE
+            data = os.pread(self._file, count * _SIZE, _RECORDS_AT + place * _SIZE)
+            came = [decode(data, at) for at in range(0, len(data) - _SIZE + 1, _SIZE)]
+            newest = max((record.number for record in came if record is not None), default=0)
+            if newest > self._last + capacity:
+                # The writer has lapped us: go on at the oldest record that is still whole.
+                oldest = newest - capacity + _READ_AT_ONCE
+                num_lost += oldest - self._last - 1
+                self._last = oldest - 1
+                continue
+            taken = 0
+            for index, record in enumerate(came):
+                expected = self._last + 1
+                if record is not None and record.number == expected:
+                    begun.append(record)
+                elif self._is_torn(came, index, expected):
+                    num_lost += 1
+                else:
+                    return begun, num_lost
+                self._last = expected
+                taken += 1
+            if taken < count:
+                return begun, num_lost
+
+    def _is_torn(self, came: list[Record | None], index: int, expected: int) -> bool:
+        """Whether this place will not be filled any more: seen unfilled at the last call too, and there are later ones.
+
+        Threads take their numbers in order and write them in any order, so a gap is mostly filled a moment later.
+        """
+        if not any(
+            record is not None and record.number == expected + offset
+            for offset, record in enumerate(came[index + 1 :], start=1)
+        ):
+            return False
+        if self._gap_at != expected:
+            self._gap_at = expected
+            return False
+        return True
