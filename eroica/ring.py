@@ -450,10 +450,7 @@ class Tail:
 
     def poll(self) -> News:
         """What has come since the last call. Raises OSError, DataError if the file was cut short."""
-        head = os.pread(self._file, _NOTES_AT, 0)
-        if len(head) < _NOTES_AT:
-            raise DataError(f"{self.path} is a damaged flight ring: it was cut to {len(head)} bytes")
-        words = struct.unpack_from(f"<{_NUM_WORDS}q", head, _WORDS_AT)
+        words = self.poll_words()
         ended = self._ended()
         begun, num_lost = self._begun()
         for record in begun:
@@ -462,6 +459,13 @@ class Tail:
             elif not record.flags & UNTIMED:
                 self._open[record.number] = record
         return News(words, self._new_notes(), begun, ended, num_lost)
+
+    def poll_words(self) -> tuple[int, ...]:
+        """The counters alone. Raises as `poll`."""
+        head = os.pread(self._file, _NOTES_AT, 0)
+        if len(head) < _NOTES_AT:
+            raise DataError(f"{self.path} is a damaged flight ring: it was cut to {len(head)} bytes")
+        return struct.unpack_from(f"<{_NUM_WORDS}q", head, _WORDS_AT)
 
     def close(self) -> None:
         """The file stays."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
 import threading
@@ -223,3 +224,96 @@ def test_a_ring_is_not_made_where_it_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         Ring.create(tmp_path / "absent" / "a.ring", rank=0, world_size=1)
     assert list(tmp_path.iterdir()) == []
+
+
+def _step(writer: flight.Ring, number: int) -> int:
+    """A step that begins."""
+    return writer.begin(flight.what(flight.STEP), number, -1, 0, number, 0, number)
+
+
+def test_a_reader_that_comes_again_takes_only_what_is_new(tmp_path: Path) -> None:
+    writer = flight.Ring.create(tmp_path / "a.ring", rank=3, world_size=4, capacity=512)
+    tail = flight.Tail(writer.path)
+    first = _step(writer, 1)
+    writer.note(host="a")
+    news = tail.poll()
+    assert [record.number for record in news.begun] == [first] and not news.ended
+    assert news.notes == [{"host": "a"}] and news.words[flight.RANK] == 3
+    writer.end(first, 25, False)
+    second = _step(writer, 2)
+    writer.end(second, 30, True)
+    news = tail.poll()
+    assert [record.number for record in news.begun] == [second] and not news.notes
+    assert {record.number: record.duration_ns for record in news.ended} == {first: 25, second: 30}
+    assert tail.poll().begun == []
+
+
+def test_a_reader_that_was_lapped_says_how_much_it_has_lost_and_goes_on(tmp_path: Path) -> None:
+    writer = flight.Ring.create(tmp_path / "a.ring", rank=0, world_size=1, capacity=512)
+    tail = flight.Tail(writer.path)
+    tail.poll()
+    for number in range(5000):
+        writer.end(_step(writer, number), 5, False)
+    news = tail.poll()
+    assert news.num_lost + len(news.begun) == 5000 and news.begun[-1].number == 5000
+    assert [record.number for record in news.begun] == list(range(news.num_lost + 1, 5001))
+
+
+def test_what_one_thread_has_not_written_yet_is_waited_for_once_and_then_given_up(tmp_path: Path) -> None:
+    writer = flight.Ring.create(tmp_path / "a.ring", rank=0, world_size=1, capacity=512)
+    tail = flight.Tail(writer.path)
+    for number in range(3):
+        _step(writer, number)
+    whole = writer.path.read_bytes()
+    at = whole.index(struct.pack("<Q", 2), 65536)
+    with writer.path.open("r+b") as file:  # record 2 is half written
+        file.seek(at + 8)
+        file.write(b"\xff" * 8)
+    assert [record.number for record in tail.poll().begun] == [1]
+    news = tail.poll()
+    assert [record.number for record in news.begun] == [3] and news.num_lost == 1
+
+
+def test_a_span_whose_end_cannot_be_seen_is_not_waited_for(tmp_path: Path) -> None:
+    writer = flight.Ring.create(tmp_path / "a.ring", rank=0, world_size=1, capacity=512)
+    tail = flight.Tail(writer.path)
+    number = _step(writer, 1)
+    tail.poll()
+    writer.end(number, flight.UNSEEN, False)
+    assert not tail.poll().ended
+    writer.end(number, 5, False)
+    assert not tail.poll().ended
+
+
+@given(st.lists(st.sampled_from(["begin", "end", "poll"]), max_size=200))
+def test_whatever_the_order_every_record_comes_once_and_every_end_after_it(moves: list[str]) -> None:
+    with TemporaryDirectory() as folder:
+        writer = flight.Ring.create(Path(folder) / "a.ring", rank=0, world_size=1, capacity=4096)
+        tail = flight.Tail(writer.path)
+        begun: list[int] = []
+        ended: list[int] = []
+        open_ones: list[int] = []
+        for move in [*moves, "poll"]:
+            if move == "begin":
+                open_ones.append(_step(writer, 1))
+            elif move == "end" and open_ones:
+                writer.end(open_ones.pop(0), 7, False)
+            elif move == "poll":
+                news = tail.poll()
+                begun += [record.number for record in news.begun]
+                ended += [record.number for record in news.ended]
+                assert set(ended) <= set(begun)
+        assert begun == list(range(1, len(begun) + 1)) and len(ended) == len(set(ended))
+        assert set(begun) - set(ended) == set(open_ones)
+        tail.close()
+        writer.close()
+
+
+def test_a_ring_that_is_cut_short_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    writer = flight.Ring.create(tmp_path / "a.ring", rank=0, world_size=1, capacity=512)
+    tail = flight.Tail(writer.path)
+    os.truncate(writer.path, 100)
+    with pytest.raises(DataError, match="cut to 100 bytes"):
+        tail.poll()
+    with pytest.raises(DataError, match="not a flight ring"):
+        flight.Tail(writer.path)
