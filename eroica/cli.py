@@ -202,7 +202,8 @@ def _show(options: argparse.Namespace) -> int:
     import json
 
     from eroica.findings import from_json
-    from eroica.postmortem import holds_rings, look, render_json, render_text
+    from eroica.flights import holds_rings
+    from eroica.postmortem import look, render_json, render_text
     from eroica.ring import SUFFIX
 
     file: Path = options.file

@@ -82,7 +82,12 @@ class Command:
         if not (0 < self.window < 1 << 16 and 0 <= self.start <= MOST_START and 0 <= self.num_steps <= MOST_STEPS):
             raise ValueError(f"{self} does not fit the mailbox")
         return (
-            self.window | self.verb << 16 | self.unit << 20 | self.frames << 22 | self.num_steps << 24 | self.start << 34
+            self.window
+            | self.verb << 16
+            | self.unit << 20
+            | self.frames << 22
+            | self.num_steps << 24
+            | self.start << 34
         )
 
 

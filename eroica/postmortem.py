@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from eroica import ring
-from eroica.errors import DataError, UserError
+from eroica.flights import groups_of, newest_of, newest_start, noted, read_rings, what_of, with_place
 from eroica.job import format_ranks, parse_ranks
 from eroica.ring import Flight, Record
 from eroica.untrusted import clean
@@ -28,9 +28,6 @@ SCHEMA = "eroica.postmortem/1"
 MOST_RANKS = 40
 """Ranks that the text shows; those that died or are behind come first."""
 MOST_GROUPS = 12
-SAME_START_NS = 600 * 10**9
-"""Rings of one start of a job are made within ten minutes: at the first step or collective, and in those ranks wait for
-each other. Wrong for a job whose ranks do minutes of work of their own first; then older ranks read as missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,62 +111,21 @@ class PostMortem:
     """What was not used: unreadable files, older starts."""
 
 
-def holds_rings(folder: Path) -> bool:
-    """True if `folder` holds flight rings, or folders of jobs that do."""
-    return any(folder.glob(f"*{ring.SUFFIX}")) or any(folder.glob(f"*/*{ring.SUFFIX}"))
-
-
-def read_rings(path: Path) -> tuple[list[Flight], list[str]]:
-    """The rings of `path`: a file, a folder of rings, or the folder of a user's jobs, of which the newest is taken.
-
-    Also says what could not be read. Raises UserError if there is no ring, DataError if none can be read.
-    """
-    files = [path] if path.is_file() else sorted(path.glob(f"*{ring.SUFFIX}"))
-    notes: list[str] = []
-    if not files:
-        jobs: dict[Path, list[Path]] = defaultdict(list)
-        for file in sorted(path.glob(f"*/*{ring.SUFFIX}")):
-            jobs[file.parent].append(file)
-        if not jobs:
-            raise UserError(f"{path} holds no flight rings (*{ring.SUFFIX}); ranks leave them in EROICA_RING_DIR")
-        newest = max(jobs, key=lambda job: max(file.stat().st_mtime_ns for file in jobs[job]))
-        files = jobs[newest]
-        if len(jobs) > 1:
-            notes.append(f"the newest of {len(jobs)} jobs: {newest.name}")
-    flights = []
-    problems = []
-    for file in files:
-        try:
-            flights.append(ring.read_flight(file))
-        except (DataError, OSError) as error:
-            problems.append(str(error))
-    if not flights:
-        raise DataError(problems[0])
-    return flights, notes + problems
-
-
 def post_mortem(
     flights: Sequence[Flight], notes: Sequence[str], *, host: str, clock_ns: int, alive: Sequence[bool | None]
 ) -> PostMortem:
     """`alive`: per flight, whether its process runs; `clock_ns`: CLOCK_MONOTONIC of `host`, where the reader is."""
     notes = list(notes)
-    newest = max(flights, key=lambda flight: (flight.identity.generation, flight.identity.wall_ns))
-    latest: dict[int, tuple[Flight, bool | None]] = {}
+    newest = newest_of(flights)
     world_size = max(newest.words[ring.WORLD_SIZE], 0)
-    num_older = 0
-    for flight, lives in sorted(zip(flights, alive, strict=True), key=lambda pair: _seniority(pair[0])):
-        if not _is_same_start(flight, newest) or 0 < world_size <= flight.words[ring.RANK]:
-            num_older += 1
-            continue
-        num_older += flight.words[ring.RANK] in latest
-        latest[flight.words[ring.RANK]] = flight, lives
+    latest, num_older = newest_start(flights, alive)
     if num_older:
         notes.append(f"{num_older} rings of earlier starts or of helper processes were left out")
-    groups = {rank: _groups(flight) for rank, (flight, _) in latest.items()}
+    groups = {rank: groups_of(flight) for rank, (flight, _) in latest.items()}
     names = {key: name for own in groups.values() for key, (name, _) in own.items()}
-    positions = [_rank(flight, lives, names, host, clock_ns) for _, (flight, lives) in sorted(latest.items())]
+    positions = [_rank(flight, lives, names, host, clock_ns) for _, (flight, lives) in latest.items()]
     return PostMortem(
-        job=_noted(newest, "job"),
+        job=noted(newest, "job"),
         generation=newest.identity.generation,
         world_size=world_size,
         ranks=positions,
@@ -183,7 +139,7 @@ def look(path: Path, clock_ns: int) -> PostMortem:
     """`read_rings` and `post_mortem` on this host, now."""
     flights, notes = read_rings(path)
     host = socket.gethostname()
-    alive = [ring.is_alive(flight.identity) if _noted(flight, "host") == host else None for flight in flights]
+    alive = [ring.is_alive(flight.identity) if noted(flight, "host") == host else None for flight in flights]
     return post_mortem(flights, notes, host=host, clock_ns=clock_ns, alive=alive)
 
 
@@ -277,63 +233,24 @@ def _more(count: int, what: str) -> list[str]:
     return [f"  and {count} more {what}; --format json has all"] if count > 0 else []
 
 
-def _seniority(flight: Flight) -> tuple[bool, int]:
-    # A program that a rank starts inherits RANK. It has no process group; the rank, by then, has.
-    return any("group" in note for note in flight.notes), flight.identity.wall_ns
-
-
-def _is_same_start(flight: Flight, newest: Flight) -> bool:
-    return (
-        flight.identity.generation == newest.identity.generation
-        and _noted(flight, "job") == _noted(newest, "job")
-        and newest.identity.wall_ns - flight.identity.wall_ns <= SAME_START_NS
-    )
-
-
-def _noted(flight: Flight, key: str) -> str:
-    """What the last note with `key` says, as text."""
-    return next((str(note[key])[:500] for note in reversed(flight.notes) if key in note), "")
-
-
-def _groups(flight: Flight) -> dict[int, tuple[str, str]]:
-    """Key of a group -> what people call it, its members."""
-    known = {}
-    for note in flight.notes:
-        key = note.get("group")
-        if isinstance(key, str) and len(key) == 16 and set(key) <= set("0123456789abcdef"):
-            description = str(note.get("description") or "undefined")  # what torch calls a group without one
-            name = description if description != "undefined" else f"group {note.get('name') or key}"
-            known[int(key, 16)] = name, str(note.get("ranks", ""))
-    return known
-
-
-def _what(record: Record) -> str:
-    if record.kind in (ring.COLLECTIVE, ring.P2P):
-        op = ring.OPS[record.op] if record.op < len(ring.OPS) else f"operation {record.op}"
-        peer = f" with rank {record.peer}" if record.kind == ring.P2P and record.peer >= 0 else ""
-        return f"{op} {record.sequence}{peer}"
-    kind = ring.KINDS[record.kind] if record.kind < len(ring.KINDS) else f"kind {record.kind}"
-    return kind if record.kind == ring.GC else f"{kind} {record.sequence}"
-
-
 def _rank(flight: Flight, lives: bool | None, names: dict[int, str], host: str, clock_ns: int) -> RankPosition:
     words = flight.words
     moments = [record.begin_ns + (record.duration_ns or 0) for record in flight.records]
     last_ns = max(moments, default=flight.identity.monotonic_ns)
-    is_here = lives is True and _noted(flight, "host") == host
+    is_here = lives is True and noted(flight, "host") == host
     until_ns = clock_ns if is_here else last_ns
     state = {ring.ENDED: "ended", ring.OFF: "off"}.get(words[ring.STATE], "running")
     if state == "running" and lives is not True:
         state = "unknown" if lives is None else "died"
     spans = [
-        Open(_what(record), names.get(record.group, ""), max(0, until_ns - record.begin_ns) / 1e9)
+        Open(what_of(record), names.get(record.group, ""), max(0, until_ns - record.begin_ns) / 1e9)
         for record in flight.records
         if record.duration_ns is None and not record.flags & ring.UNTIMED
     ]
     return RankPosition(
         rank=words[ring.RANK],
         state=state,
-        host=_noted(flight, "host"),
+        host=noted(flight, "host"),
         pid=flight.identity.pid,
         num_steps=words[ring.NUM_STEPS],
         num_skipped=words[ring.NUM_SKIPPED],
@@ -342,17 +259,10 @@ def _rank(flight: Flight, lives: bool | None, names: dict[int, str], host: str, 
         silent_s=max(0, clock_ns - last_ns) / 1e9 if is_here else None,
         gc_s=words[ring.GC_NS] / 1e9,
         num_gc=words[ring.NUM_GC],
-        exception=_with_place(flight, "exception"),
-        fault=_with_place(flight, "fault"),
+        exception=with_place(flight, "exception"),
+        fault=with_place(flight, "fault"),
         num_torn=flight.num_torn,
     )
-
-
-def _with_place(flight: Flight, key: str) -> str:
-    for note in reversed(flight.notes):
-        if key in note:
-            return f"{note[key]} at {note.get('at', '')}"[:700]
-    return ""
 
 
 def _group_positions(flights: dict[int, Flight], groups: dict[int, dict[int, tuple[str, str]]]) -> list[GroupPosition]:
@@ -372,13 +282,13 @@ def _group_positions(flights: dict[int, Flight], groups: dict[int, dict[int, tup
         furthest = max(max(own) for own in calls.values())
         here = {rank: own[furthest] for rank, own in calls.items() if furthest in own}
         # A rank without a record of this group has made no call, if its ring still holds its first record.
-        behind = {str(rank): _what(own[max(own)]) for rank, own in sorted(calls.items()) if rank not in here}
+        behind = {str(rank): what_of(own[max(own)]) for rank, own in sorted(calls.items()) if rank not in here}
         for rank in sorted(members - set(calls)):
             if rank in flights and (not flights[rank].records or flights[rank].records[0].number == 1):
                 behind[str(rank)] = "none"
         ops: dict[str, set[int]] = defaultdict(set)
         for rank, record in here.items():
-            ops[_what(record).split(" ")[0]].add(rank)
+            ops[what_of(record).split(" ")[0]].add(rank)
         ended = {rank for rank, record in here.items() if record.duration_ns is not None}
         failed = {rank for rank in ended if here[rank].raised}
         untimed = {rank for rank, record in here.items() if record.flags & ring.UNTIMED} - ended

@@ -50,7 +50,16 @@ VERSION = 1
 SUFFIX = ".ring"
 
 NEXT, STEP, COLLECTIVE, P2P, GC, PHASE, CAPTURE = range(1, 8)
-KINDS = ("", "dataloader next", "optimizer step", "collective", "send or receive", "garbage collection", "phase", "capture")
+KINDS = (
+    "",
+    "dataloader next",
+    "optimizer step",
+    "collective",
+    "send or receive",
+    "garbage collection",
+    "phase",
+    "capture",
+)
 """Names of the kinds, by number. A reader shows a number that it does not know as it is."""
 
 OPS = (

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from eroica import cli, postmortem
+from eroica import cli, flights, postmortem
 from eroica import ring as flight
 from eroica.errors import DataError, UserError
 from eroica.ring import COLLECTIVE, GC, NEXT, STEP, UNTIMED, Ring, what
@@ -34,9 +34,9 @@ def _call(ring: Ring, sequence: int, *, op: int = 1, flags: int = 0, done: bool 
 
 
 def _report(folder: Path, alive: dict[int, bool | None]) -> postmortem.PostMortem:
-    flights, notes = postmortem.read_rings(folder)
-    lives = [alive.get(seen.words[flight.RANK], True) for seen in flights]
-    return postmortem.post_mortem(flights, notes, host="a", clock_ns=50 * SECOND, alive=lives)
+    seen, notes = flights.read_rings(folder)
+    lives = [alive.get(ring.words[flight.RANK], True) for ring in seen]
+    return postmortem.post_mortem(seen, notes, host="a", clock_ns=50 * SECOND, alive=lives)
 
 
 def test_the_rank_that_has_not_entered_is_told_from_those_that_wait_for_it(tmp_path: Path) -> None:
@@ -170,10 +170,10 @@ def test_show_takes_a_ring_a_folder_of_them_and_the_folder_of_all_jobs(
 
 def test_a_folder_without_rings_is_a_users_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no flight rings"):
-        postmortem.read_rings(tmp_path)
+        flights.read_rings(tmp_path)
     (tmp_path / "a.ring").write_bytes(b"x")
     with pytest.raises(DataError, match="not a flight ring"):
-        postmortem.read_rings(tmp_path)
+        flights.read_rings(tmp_path)
 
 
 def test_a_process_killed_in_a_step_is_found_dead_there(tmp_path: Path) -> None:

@@ -1,0 +1,123 @@
+"""The flight rings of a folder, as one start of one job: what the post-mortem and the look at a hang both begin with.
+
+`read_rings` opens the files, `newest_start` leaves out what earlier starts and helper processes left, and the small
+functions below say in words what notes and records hold. It judges nothing. Used by `postmortem` and `views`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+from eroica import ring
+from eroica.errors import DataError, UserError
+from eroica.ring import Flight, Record
+
+SAME_START_NS = 600 * 10**9
+"""Rings of one start of a job are made within ten minutes: at the first step or collective, and in those ranks wait for
+each other. Wrong for a job whose ranks do minutes of work of their own first; then older ranks read as missing."""
+
+
+def holds_rings(folder: Path) -> bool:
+    """True if `folder` holds flight rings, or folders of jobs that do."""
+    return any(folder.glob(f"*{ring.SUFFIX}")) or any(folder.glob(f"*/*{ring.SUFFIX}"))
+
+
+def read_rings(path: Path) -> tuple[list[Flight], list[str]]:
+    """The rings of `path`: a file, a folder of rings, or the folder of a user's jobs, of which the newest is taken.
+
+    Also says what could not be read. Raises UserError if there is no ring, DataError if none can be read.
+    """
+    files = [path] if path.is_file() else sorted(path.glob(f"*{ring.SUFFIX}"))
+    notes: list[str] = []
+    if not files:
+        jobs: dict[Path, list[Path]] = defaultdict(list)
+        for file in sorted(path.glob(f"*/*{ring.SUFFIX}")):
+            jobs[file.parent].append(file)
+        if not jobs:
+            raise UserError(f"{path} holds no flight rings (*{ring.SUFFIX}); ranks leave them in EROICA_RING_DIR")
+        newest = max(jobs, key=lambda job: max(file.stat().st_mtime_ns for file in jobs[job]))
+        files = jobs[newest]
+        if len(jobs) > 1:
+            notes.append(f"the newest of {len(jobs)} jobs: {newest.name}")
+    flights = []
+    problems = []
+    for file in files:
+        try:
+            flights.append(ring.read_flight(file))
+        except (DataError, OSError) as error:
+            problems.append(str(error))
+    if not flights:
+        raise DataError(problems[0])
+    return flights, notes + problems
+
+
+def newest_start(
+    flights: Sequence[Flight], alive: Sequence[bool | None]
+) -> tuple[dict[int, tuple[Flight, bool | None]], int]:
+    """The ring of each rank of the newest start with whether its process runs, and how many rings were left out."""
+    newest = newest_of(flights)
+    latest: dict[int, tuple[Flight, bool | None]] = {}
+    world_size = max(newest.words[ring.WORLD_SIZE], 0)
+    num_older = 0
+    for flight, lives in sorted(zip(flights, alive, strict=True), key=lambda pair: _seniority(pair[0])):
+        if not _is_same_start(flight, newest) or 0 < world_size <= flight.words[ring.RANK]:
+            num_older += 1
+            continue
+        num_older += flight.words[ring.RANK] in latest
+        latest[flight.words[ring.RANK]] = flight, lives
+    return dict(sorted(latest.items())), num_older
+
+
+def newest_of(flights: Sequence[Flight]) -> Flight:
+    """The ring that was made last."""
+    return max(flights, key=lambda flight: (flight.identity.generation, flight.identity.wall_ns))
+
+
+def _seniority(flight: Flight) -> tuple[bool, int]:
+    # A program that a rank starts inherits RANK. It has no process group; the rank, by then, has.
+    return any("group" in note for note in flight.notes), flight.identity.wall_ns
+
+
+def _is_same_start(flight: Flight, newest: Flight) -> bool:
+    return (
+        flight.identity.generation == newest.identity.generation
+        and noted(flight, "job") == noted(newest, "job")
+        and newest.identity.wall_ns - flight.identity.wall_ns <= SAME_START_NS
+    )
+
+
+def noted(flight: Flight, key: str) -> str:
+    """What the last note with `key` says, as text."""
+    return next((str(note[key])[:500] for note in reversed(flight.notes) if key in note), "")
+
+
+def groups_of(flight: Flight) -> dict[int, tuple[str, str]]:
+    """Key of a group -> what people call it, its members."""
+    known = {}
+    for note in flight.notes:
+        key = note.get("group")
+        if isinstance(key, str) and len(key) == 16 and set(key) <= set("0123456789abcdef"):
+            description = str(note.get("description") or "undefined")  # what torch calls a group without one
+            name = description if description != "undefined" else f"group {note.get('name') or key}"
+            known[int(key, 16)] = name, str(note.get("ranks", ""))
+    return known
+
+
+def what_of(record: Record) -> str:
+    """A span in words: "allreduce 41", "send 3 with rank 1", "dataloader next 7"."""
+    if record.kind in (ring.COLLECTIVE, ring.P2P):
+        op = ring.OPS[record.op] if record.op < len(ring.OPS) else f"operation {record.op}"
+        peer = f" with rank {record.peer}" if record.kind == ring.P2P and record.peer >= 0 else ""
+        return f"{op} {record.sequence}{peer}"
+    kind = ring.KINDS[record.kind] if record.kind < len(ring.KINDS) else f"kind {record.kind}"
+    return kind if record.kind == ring.GC else f"{kind} {record.sequence}"
+
+
+def with_place(flight: Flight, key: str) -> str:
+    """The last note with `key`, and the line that it names: "ValueError: no loss at train.py:7"."""
+    for note in reversed(flight.notes):
+        if key in note:
+            return f"{note[key]} at {note.get('at', '')}"[:700]
+    return ""

@@ -1,0 +1,154 @@
+"""Ranks that are no longer there, or on their way out by an exception: who went first, and who only because of that.
+
+Pure. When one rank dies, the others follow: their communication breaks ("Connection closed by peer"), their launcher
+ends them by SIGTERM. Such departures are consequences. Clocks are not compared over hosts, so with several deaths of
+one kind nobody is called the first. Used by `hang`, whose first question this is.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections import defaultdict
+from collections.abc import Mapping
+
+from eroica.doing import Doing
+from eroica.findings import Evidence, FunctionName
+from eroica.standing import RankView
+from eroica.suspect import Suspect, some
+from eroica.waiting import Graph
+
+_FOLLOWS = re.compile(
+    r"Connection (closed|reset|refused)|Broken pipe|[Tt]imed? ?out|Timeout|Watchdog|remote process exited|"
+    r"NCCL (error|communicator was aborted)|ncclRemoteError|ncclSystemError|Socket|enforce fail at .*gloo|"
+    r"DistBackendError|DistNetworkError|Store.*(failed|closed)|received (SIG|signal)|SignalException|"
+    r"^(KeyboardInterrupt|SystemExit|BrokenPipeError|ConnectionError|ConnectionResetError|EOFError)\b"
+)
+"""Exceptions that come from a peer that has gone, from a time-out or from whoever ended the job. Wrong for a program
+whose own network code fails in these words: then the exception is shown among the evidence, without blame."""
+_WORKER = re.compile(r"DataLoader worker \(pid[^)]*\)[^.]*(killed by signal|exited unexpectedly)")
+_ENDED_BY_OTHERS = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
+"""Signals by which launchers and people end the rest of a job."""
+_KILL_ADVICE = (
+    "SIGKILL comes from the kernel's out-of-memory killer (look at dmesg and the cgroup's memory.events), from a "
+    "scheduler's limit or from a person"
+)
+
+
+def exit_words(status: int | None) -> str:
+    """ "killed by SIGKILL", "exit status 1", "exit status unknown"."""
+    if status is None:
+        return "exit status unknown"
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"
+
+
+def is_follower(view: RankView) -> bool:
+    """It left by an exception that somebody else's departure causes."""
+    return bool(view.exception) and not _WORKER.search(view.exception) and bool(_FOLLOWS.search(view.exception))
+
+
+def departures(views: Mapping[int, RankView], doings: Mapping[int, Doing], graph: Graph) -> list[Suspect] | None:
+    """Who went first; an empty list where a job merely shuts down; None where nobody has gone, or nobody went first."""
+    raised = {rank: view for rank, view in views.items() if view.exception}
+    died = {
+        rank: view
+        for rank, view in views.items()
+        if view.state == "died" and not view.exception and view.exit_status != 0
+    }
+    first = {rank: view for rank, view in raised.items() if not is_follower(view)}
+    if first:
+        return _exceptions(first, doings)
+    rest = [rank for rank in views if rank not in died]
+    over = [rank for rank in rest if doings[rank].what in ("ended", "leaving") or views[rank].exit_status == 0]
+    is_over = not raised and len(over) == len(rest) > 0
+    if is_over and all(view.exit_status in (None, *_ENDED_BY_OTHERS) for view in died.values()):
+        return []  # it shuts down; who left by os._exit looks dead, and that is nothing
+    if not died:
+        return None
+    return _deaths(died, views, doings, len(raised), graph)
+
+
+def _exceptions(first: Mapping[int, RankView], doings: Mapping[int, Doing]) -> list[Suspect]:
+    alike: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for rank, view in first.items():
+        # The same error on several ranks may carry other numbers on each.
+        alike[re.sub(r"\d+", "#", view.exception), view.exception_at].append(rank)
+    found = []
+    for (_, at), ranks in sorted(alike.items(), key=lambda item: item[1]):
+        view = first[ranks[0]]
+        is_worker = bool(_WORKER.search(view.exception))
+        where = f" at {at}" if at else ""
+        text = f"{some(ranks)}: {view.exception}{where}"
+        evidence = [Evidence(f"{some(ranks)} left by {view.exception}{where}", "ring", {"exception": view.exception})]
+        if any(first[rank].state == "running" for rank in ranks):
+            evidence.append(Evidence(f"{some(ranks)} still runs: its clean-up waits for the others", "process", {}))
+        found.append(
+            Suspect(
+                *("dead_worker" if is_worker else "exception", "rank", frozenset(ranks), "established", text),
+                tuple(evidence),
+                function=FunctionName("host", view.exception.partition(":")[0], at or None, at or None),
+                kind="hang" if all(first[rank].state == "running" for rank in ranks) else "crash",
+                advice="find out why the worker was killed: " + _KILL_ADVICE if is_worker else "mend what raised this",
+            )
+        )
+    return found
+
+
+def _deaths(
+    died: Mapping[int, RankView],
+    views: Mapping[int, RankView],
+    doings: Mapping[int, Doing],
+    num_raised: int,
+    graph: Graph,
+) -> list[Suspect]:
+    by_others = {rank for rank, view in died.items() if view.exit_status in _ENDED_BY_OTHERS}
+    first = set(died) - by_others or set(died)
+    known = {rank for rank in first if died[rank].exit_status is not None}
+    level = "established" if known == first else "supported"
+    if known and known != first:
+        first = known  # the others may have been ended because of these
+    if len(first) == len(views) > 1:
+        text = f"all {len(views)} ranks died ({_statuses(views, first)}); nothing tells who went first"
+        advice = "look at what ended the job: the launcher's log, the scheduler, the host"
+        evidence = (Evidence(text, "process", {"ranks": len(views)}),)
+        return [Suspect("unknown", "all", frozenset(first), "unknown", text, evidence, kind="crash", advice=advice)]
+    if len(first) > 1 and not known:
+        # Whoever waited for another rank was alive and well until that one had gone.
+        active = {rank for rank in first if doings[rank].call is None}
+        first, level = (active or first), "hypothesis"
+    suspects = []
+    alike: dict[int | None, list[int]] = defaultdict(list)
+    for rank in sorted(first):
+        alike[died[rank].exit_status].append(rank)
+    for status, ranks in sorted(alike.items(), key=lambda item: item[1]):
+        inside = "; ".join(
+            f"rank {rank} was in {_inside(rank, views, doings)}" for rank in ranks[:4] if _inside(rank, views, doings)
+        )
+        word = f"{'the process' if len(ranks) == 1 else 'processes'} died ({exit_words(status)})"
+        text = f"{some(ranks)}: {word}" + (f" in step {views[ranks[0]].num_steps + 1}" if len(ranks) == 1 else "")
+        evidence = [Evidence(text + (f"; {inside}" if inside else ""), "process", {"exit_status": status})]
+        if num_raised:
+            evidence.append(Evidence(f"{num_raised} other ranks then left by errors of communication", "ring", {}))
+        advice = _KILL_ADVICE if status == -signal.SIGKILL else "look at its last output, and at the kernel's log"
+        suspects.append(
+            Suspect(
+                *("dead_worker", "rank", frozenset(ranks), level, text, tuple(evidence)), kind="crash", advice=advice
+            )
+        )
+    return suspects
+
+
+def _inside(rank: int, views: Mapping[int, RankView], doings: Mapping[int, Doing]) -> str:
+    call = doings[rank].call
+    if call is not None:
+        return f"{call.op} {call.sequence}"
+    return views[rank].open[-1].what if views[rank].open else ""
+
+
+def _statuses(views: Mapping[int, RankView], ranks: set[int]) -> str:
+    return ", ".join(sorted({exit_words(views[rank].exit_status) for rank in ranks}))

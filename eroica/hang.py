@@ -1,0 +1,589 @@
+"""Why a job stands still or broke off: from what each rank shows to who, what and why, as a diagnosis.
+
+`explain` takes one `RankView` per rank and returns a diagnosis of kind hang, paused or crash, or None where nothing is
+wrong: a rank that is slow but moves on, a job that shuts down. The order of its questions is that of design section 4:
+who died or left by an exception; who entered another call than the rest; who waits in a circle; who keeps the rest
+waiting, and with what; else a call that all have entered and nobody finishes. Pure: no clock, file or socket.
+
+A wrong blame is worse than "unknown". A finding is `established` only by something that could have been otherwise: an
+exit status, a stopped process, a call that the ring would show had it been entered, together with the stack of who has
+not. Without the stack it is `supported`; a rank without any data is named, never blamed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from eroica.doing import PHASES, Doing, doing
+from eroica.findings import (
+    Consequence,
+    Coverage,
+    Diagnosis,
+    Evidence,
+    Finding,
+    FunctionName,
+    Impact,
+    Iteration,
+    PatternValues,
+    Verdict,
+    Window,
+)
+from eroica.gone import departures
+from eroica.job import format_missing, format_ranks
+from eroica.locking import entanglement
+from eroica.merged import chain, lines, merge, place
+from eroica.standing import RankView, user_frame
+from eroica.suspect import Suspect, some
+from eroica.waiting import Gathering, Graph, graph_of, mismatches, skews
+
+LIMIT_S = 10.0
+"""A job stands still when nothing has happened on a rank for this long (design section 4: max(5 x median, 10 s)); the
+caller raises it where steps are longer."""
+PHASE_LIMIT_S = 1800.0
+"""How long a save, an evaluation or a compilation may keep the others waiting: the default of group time-outs."""
+_CAUSE_OF_PHASE = {"save": "checkpoint_io", "load": "checkpoint_io", "compile": "recompilation", "evaluation": "none"}
+MOST_CONSEQUENCES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """All ranks at one moment."""
+
+    views: Mapping[int, RankView]
+    doings: Mapping[int, Doing]
+    graph: Graph
+    limit_s: float
+    phase_limit_s: float
+    world_size: int
+
+    def is_silent(self, rank: int) -> bool:
+        """Nothing has happened on it for the limit; unknown counts as silent, since nobody saw it move."""
+        silent_s = self.views[rank].silent_s
+        return silent_s is None or silent_s >= self.limit_s
+
+
+def explain(
+    views: Sequence[RankView],
+    *,
+    world_size: int,
+    job: str = "",
+    created: str = "",
+    version: str = "",
+    limit_s: float = LIMIT_S,
+    phase_limit_s: float = PHASE_LIMIT_S,
+    trigger: str = "hang",
+    notes: Sequence[str] = (),
+) -> Diagnosis | None:
+    """See the module. `views`: at most one per rank; `created`: ISO-8601, the caller's clock; `limit_s`: silence that
+    counts as standing still; `phase_limit_s`: how long saving, evaluation and compiling may last."""
+    of = {view.rank: view for view in sorted(views, key=lambda view: view.rank)}
+    if not of:
+        return None
+    doings = {rank: doing(view) for rank, view in of.items()}
+    look = _Look(of, doings, graph_of(of, doings, world_size), limit_s, phase_limit_s, world_size)
+    suspects = _suspects(look)
+    if not suspects:
+        return None
+    return _diagnosis(look, suspects, job, created, version, trigger, notes)
+
+
+def _suspects(look: _Look) -> list[Suspect]:
+    """What is wrong, surest and first cause first; empty if nothing is."""
+    left = departures(look.views, look.doings, look.graph)
+    if left is not None:
+        return left
+    stuck = [
+        rank for rank, done in look.doings.items() if look.is_silent(rank) and done.what not in ("ended", "leaving")
+    ]
+    if not any(look.views[rank].silent_s is not None for rank in stuck):
+        return []  # nobody was seen to stand still
+    halted = _halted(look, stuck)
+    if halted:
+        return halted
+    different = _different(look)
+    circles = _circles(look)
+    if different or circles:
+        return different + circles
+    waiting = any(rank in look.graph.edges for rank in stuck)
+    return _ends(look) if waiting else _alone(look, stuck)
+
+
+def _halted(look: _Look, stuck: Sequence[int]) -> list[Suspect]:
+    """Processes that somebody stopped, or holds under a tracer: never the fault of the line that they stand in."""
+    found = []
+    for state, cause in (("stopped", "missing_rank"), ("traced", "profiler_overhead")):
+        ranks = [rank for rank in stuck if look.views[rank].state == state]
+        if not ranks:
+            continue
+        pids = ", ".join(str(look.views[rank].pid) for rank in ranks[:8])
+        tracers = sorted({look.views[rank].tracer for rank in ranks} - {0})
+        if state == "stopped":
+            text = f"{some(ranks)}: stopped by a signal (process {pids}, state T)"
+            advice = (
+                f"kill -CONT {pids.replace(',', '')}; find out who sent SIGSTOP: a shell's job control, a scheduler"
+            )
+        else:
+            text = f"{some(ranks)}: held by process {', '.join(map(str, tracers)) or 'unknown'}, which traces it"
+            advice = "end the debugger or sampler that is attached"
+        evidence = Evidence(text, "process", {"state": state, "pids": [look.views[rank].pid for rank in ranks]})
+        found.append(Suspect(cause, "rank", frozenset(ranks), "established", text, (evidence,), advice=advice))
+    return found
+
+
+def _different(look: _Look) -> list[Suspect]:
+    """Ranks that entered another operation, size or type than the rest of their group in the same call."""
+    found = []
+    for case in mismatches(look.views):
+        ranks = frozenset[int]().union(*(who for _, who in case.variants))
+        if not any(look.is_silent(rank) for rank in ranks):
+            continue
+        odd = case.odd
+        said = "; ".join(f"{some(who)} {'call' if len(who) > 1 else 'calls'} {what}" for what, who in case.variants)
+        evidence = [Evidence(f"call {case.sequence} of {case.group.name}: {said}", "ring", {"sequence": case.sequence})]
+        evidence += _places(look, ranks)
+        evidence += _skew_evidence(look, case.group.key)
+        if odd:
+            usual = case.variants[0][0]
+            other = "; ".join(what for what, who in case.variants[1:])
+            text = f"{some(odd)}: {other} where {some(case.variants[0][1])} have {usual}"
+            level = "established"
+        else:
+            text = (
+                f"{case.group.name}, call {case.sequence}: {said}; neither is a majority, so who is right is undecided"
+            )
+            level = "hypothesis"
+        found.append(
+            Suspect(
+                *("collective_mismatch", "rank" if odd else "group", odd or ranks, level, text, tuple(evidence)),
+                function=_function(look, min(odd or ranks)),
+                advice="make every rank issue the same calls in the same order: look for a condition on rank or its "
+                "data around these lines",
+            )
+        )
+    return found
+
+
+def _circles(look: _Look) -> list[Suspect]:
+    """Ranks that wait for one another: groups used in opposite order, sends and receives that face each other."""
+    found = []
+    for circle in look.graph.circles:
+        meetings = [look.graph.gatherings[node] for node in circle if isinstance(node, tuple)]
+        ranks = frozenset(node for node in circle if isinstance(node, int))
+        if not any(look.is_silent(rank) for rank in ranks):
+            continue
+        meetings.sort(key=lambda meeting: (-len(meeting.calls), meeting.meeting))
+        parts = []
+        for meeting in meetings[:6]:
+            here = frozenset(meeting.calls) & ranks
+            at = {_line_of(look, rank) for rank in here} - {""}
+            parts.append(f"{some(here)} in {meeting.what}" + (f" ({', '.join(sorted(at)[:3])})" if at else ""))
+        odd = _minority(meetings, ranks)
+        text = f"{' while '.join(parts)}: each waits for the other"
+        evidence = [
+            Evidence(
+                f"{meeting.what}: {some(meeting.calls)} wait in it, {some(meeting.behind)} have not entered it",
+                "ring",
+                {"inside": format_ranks(meeting.calls), "behind": format_ranks(meeting.behind)},
+            )
+            for meeting in meetings[:6]
+        ] + _places(look, ranks)
+        is_seen = all(look.doings[rank].by == "stack" for rank in ranks)
+        found.append(
+            Suspect(
+                *("deadlock", "rank" if odd else "group", odd or ranks, "established" if is_seen else "supported"),
+                *(text, tuple(evidence)),
+                function=_function(look, min(odd or ranks)),
+                advice="use the groups in one order on all ranks, and send before receiving on one side of each pair",
+            )
+        )
+    return found
+
+
+def _minority(meetings: Sequence[Gathering], ranks: frozenset[int]) -> frozenset[int]:
+    """Those of a circle that are elsewhere than more than half of it; empty without such a majority."""
+    most = frozenset(meetings[0].calls) & ranks if meetings else frozenset[int]()
+    return ranks - most if len(most) * 2 > len(ranks) else frozenset()
+
+
+def _ends(look: _Look) -> list[Suspect]:
+    """Whoever the walk from the waiting ranks leads to."""
+    by_fault: dict[tuple[str, str, str, str, str], list[tuple[int, Suspect]]] = defaultdict(list)
+    found: list[Suspect] = []
+    blind: set[int] = set()
+    for node in sorted(look.graph.ends, key=str):
+        if isinstance(node, int):
+            if look.is_silent(node):
+                suspect = _culprit(look, node)
+                where = suspect.function.location if suspect.function is not None else None
+                key = (suspect.cause, suspect.confidence, where or "", suspect.kind, look.doings[node].what)
+                by_fault[key].append((node, suspect))
+            continue
+        gathering = look.graph.gatherings[node]
+        if not any(look.is_silent(rank) for rank in gathering.calls):
+            continue
+        if gathering.unknown:
+            blind |= gathering.unknown
+        else:
+            found.append(_transport(look, gathering))
+    if not by_fault and not blind and not found:
+        return []
+    merged = [_joined(look, group) for group in by_fault.values()]
+    if merged:
+        return merged
+    return [_no_data(look, blind)] if blind else found[:4]
+
+
+def _culprit(look: _Look, rank: int) -> Suspect:
+    """What is wrong with a rank that others wait for and that waits for no rank."""
+    view, done = look.views[rank], look.doings[rank]
+    who = some([rank])
+    line = _line_of(look, rank)
+    at = f" at {line}" if line else ""
+    evidence = [_late(look, rank), *_places(look, [rank]), *_skews_of(look, rank)]
+    function = _function(look, rank)
+    if done.what == "unknown":
+        return _no_data(look, {rank})
+    if done.what in PHASES:
+        lasts_s = view.phase_s or view.silent_s or 0.0
+        over = lasts_s > look.phase_limit_s
+        level = "established" if done.by == "phase" else "supported"
+        text = f"{who}: {_PHASE_WORDS[done.what]} for {lasts_s:.0f} s{at}; the others wait until it is over"
+        cause = _CAUSE_OF_PHASE[done.what]
+        return Suspect(
+            *("missing_rank" if over and cause == "none" else cause, "rank", frozenset({rank}), level, text),
+            *(tuple(evidence), function),
+            kind="hang" if over else "paused",
+            advice="nothing, if it ends by itself; else do it on all ranks alike, or while the others work on",
+        )
+    if done.what in ("loader", "queue"):
+        dead = [child for child in view.children if child.state == "dead" and child.exit_status not in (0, None)]
+        if dead:
+            told = ", ".join(f"{child.pid} ({_exit(child.exit_status)})" for child in dead[:4])
+            text = f"{who}: waits{at} for a worker process that is dead: {told}"
+            evidence.append(Evidence(text, "process", {"dead": [child.pid for child in dead]}))
+            return Suspect(
+                *("dead_worker", "rank", frozenset({rank}), "established", text, tuple(evidence), function),
+                advice="find out why it was killed (out of memory: the kernel's log) and give the wait a time limit",
+            )
+        alive = [child for child in view.children if child.state == "alive"]
+        if done.what == "loader" and (done.by == "stack" or view.children):
+            text = f"{who}: waits{at} for the next batch; " + (
+                f"its {len(alive)} worker processes are alive" if alive else "its workers cannot be seen"
+            )
+            return Suspect(
+                *("input_pipeline", "rank", frozenset({rank}), "supported", text, tuple(evidence), function),
+                advice="look at what its workers do: storage that does not answer, a lock taken before the fork",
+            )
+    if done.what == "lock":
+        locked = entanglement(view)
+        if locked is not None:
+            return Suspect(
+                *("deadlock" if locked.is_circle else "missing_rank", "rank", frozenset({rank})),
+                *(locked.confidence, f"{who}: {locked.text}"),
+                tuple(evidence + [Evidence(text, "stack", {}) for text in locked.lines]),
+                function,
+                advice="take the two locks in one order everywhere"
+                if locked.is_circle
+                else "look at what holds the lock",
+            )
+    if done.what in ("leaving", "ended"):
+        word = "has come to its end" if done.what == "ended" else f"is leaving{at}"
+        handler = next((f for t in view.threads if t.is_main for f in t.frames if f.is_users and f.block), None)
+        if handler is not None:
+            word += f", in {'an' if handler.block == 'except' else 'a'} `{handler.block}` block"
+        text = f"{who}: {word}, while the others wait for it"
+        cause = "exception" if handler is not None and handler.block == "except" else "missing_rank"
+        return Suspect(
+            *(cause, "rank", frozenset({rank}), "supported", text, tuple(evidence), function),
+            advice="find out why it left the loop before the others: fewer batches, an early return, an exception",
+        )
+    gil = next((thread for thread in view.threads if thread.has_gil), None)
+    if gil is not None and not gil.is_main:
+        text = f"{who}: thread {gil.name} holds the GIL, in {chain(gil)}"
+        return Suspect(
+            *("gil_contention", "rank", frozenset({rank}), "supported", text),
+            tuple([*evidence, Evidence(text, "stack", {})]),
+            _name(gil.frames[0], user_frame(gil)) if gil.frames else None,
+            advice="have the extension release the GIL while it works or waits",
+        )
+    holding = ", holding the GIL" if gil is not None else ""
+    if done.by == "stack":
+        main = view.main
+        inside = f" in {main.frames[0].function}" if main is not None and main.frames else ""
+        text = f"{who}: has not come to {_awaited(look, rank)}; it is{inside}{at}{holding}"
+        level = "established" if view.silent_s is not None and view.is_recording else "hypothesis"
+    else:
+        text = f"{who}: has not come to {_awaited(look, rank)}; {_without_stack(view)}"
+        level = "supported" if view.silent_s is not None else "hypothesis"
+    return Suspect(
+        *("missing_rank", "rank", frozenset({rank}), level, text, tuple(evidence), function),
+        advice="look at this line: what does it wait for, and does every rank come past it equally often?",
+    )
+
+
+_PHASE_WORDS = {
+    "save": "saves a checkpoint",
+    "load": "loads a checkpoint",
+    "compile": "compiles",
+    "evaluation": "evaluates",
+}
+
+
+def _transport(look: _Look, gathering: Gathering) -> Suspect:
+    """All have entered and nobody is through. Never a missing rank."""
+    ranks = frozenset(gathering.calls)
+    hosts = {look.views[rank].host for rank in ranks} - {""}
+    others = [other for other in look.graph.gatherings.values() if other is not gathering and other.group.key]
+    cause = "nic_or_host_network" if len(hosts) > 1 else "unknown"
+    text = f"all members of {gathering.group.name} ({some(gathering.group.members or ranks)}) have entered "
+    text += f"{gathering.what} and nobody gets through"
+    if others:
+        text += f"; {len(others)} more communications are in flight"
+    return Suspect(
+        *(cause, "group", ranks, "hypothesis" if cause != "unknown" else "unknown", text),
+        (Evidence(text, "ring", {"inside": format_ranks(ranks)}), *_places(look, ranks)),
+        function=_function(look, min(ranks)),
+        advice="look at the transport between these ranks: links, firewalls, peer-to-peer access; and at communicators "
+        "that are used at the same time",
+        ruled_out=("a missing rank: all have entered", "different calls: operation, size and type agree"),
+    )
+
+
+def _no_data(look: _Look, ranks: Iterable[int]) -> Suspect:
+    blind = frozenset(ranks)
+    text = f"{some(blind)} left no data that tells where they stand, and everybody else waits"
+    if len(blind) == 1:
+        text = f"{some(blind)} left no data that tells where it stands, and everybody else waits"
+    why = sorted({look.views[rank].no_stack for rank in blind if rank in look.views} - {""})
+    return Suspect(
+        *("unknown", "rank", blind, "unknown", text),
+        (Evidence(text, "ring", {"ranks": format_ranks(blind)}), *(Evidence(reason, "stack", {}) for reason in why)),
+        advice="look whether these processes and their hosts are alive",
+    )
+
+
+def _alone(look: _Look, stuck: Sequence[int]) -> list[Suspect]:
+    """Ranks stand still, and none of them waits for another."""
+    by_fault: dict[tuple[str, str, str], list[tuple[int, Suspect]]] = defaultdict(list)
+    for rank in stuck:
+        done = look.doings[rank]
+        if done.what in ("lock", "loader", "queue") or done.what in PHASES:
+            suspect = _culprit(look, rank)
+            where = suspect.function.location if suspect.function is not None else None
+            by_fault[suspect.cause, where or "", suspect.kind].append((rank, suspect))
+    if by_fault:
+        return [_joined(look, group) for group in by_fault.values()]
+    if len(stuck) < len(look.views):
+        return []  # the others move on and nobody waits: a job without collectives, or one that is about to meet
+    text = f"nothing happens on {some(stuck)}, and none of them waits for another rank"
+    places = _places(look, stuck)
+    is_seen = any(look.views[rank].threads for rank in stuck)
+    if is_seen:
+        text += f"; {some(stuck[:1])}: {_line_of(look, stuck[0]) or look.doings[stuck[0]].what}"
+    return [
+        Suspect(
+            *("unknown", "all", frozenset(stuck), "unknown", text),
+            (Evidence(text, "ring", {}), *places),
+            function=_function(look, stuck[0]),
+            advice="a long computation looks the same from outside: look at the lines in the evidence",
+        )
+    ]
+
+
+def _joined(look: _Look, group: Sequence[tuple[int, Suspect]]) -> Suspect:
+    """Ranks with one and the same fault are one finding."""
+    if len(group) == 1:
+        return group[0][1]
+    ranks = frozenset(rank for rank, _ in group)
+    first = group[0][1]
+    evidence = tuple(item for _, suspect in group[:8] for item in suspect.evidence)
+    if first.cause == "unknown" and first.confidence == "unknown":
+        return _no_data(look, ranks)
+    text = first.text.replace(some([group[0][0]]) + ":", some(ranks) + ":", 1)
+    return Suspect(
+        *(first.cause, first.scope, ranks, first.confidence, text, evidence, first.function, first.kind),
+        *(first.advice, first.ruled_out),
+    )
+
+
+def _awaited(look: _Look, rank: int) -> str:
+    awaited = [g for g in look.graph.gatherings.values() if rank in g.behind]
+    return max(awaited, key=lambda g: len(g.calls)).what if awaited else "where the others wait"
+
+
+def _late(look: _Look, rank: int) -> Evidence:
+    """What the ring says of a rank that others wait for."""
+    view = look.views[rank]
+    awaited = [gathering for gathering in look.graph.gatherings.values() if rank in gathering.behind]
+    texts = []
+    for gathering in sorted(awaited, key=lambda g: -len(g.calls))[:3]:
+        since_s = max(call.for_s for call in gathering.calls.values())
+        texts.append(f"{some(gathering.calls)} in {gathering.what} for {since_s:.0f} s; rank {rank} has not entered it")
+    if view.silent_s is not None:
+        texts.append(f"nothing has happened on rank {rank} for {view.silent_s:.0f} s")
+    texts += [f"rank {rank} is in {span.what} for {span.for_s:.0f} s" for span in view.open[:3]]
+    return Evidence("; ".join(texts) or f"rank {rank} left nothing", "ring", {"rank": rank, "steps": view.num_steps})
+
+
+def _skews_of(look: _Look, rank: int) -> list[Evidence]:
+    groups = {gathering.group.key for gathering in look.graph.gatherings.values() if rank in gathering.behind}
+    return [item for key in sorted(groups) for item in _skew_evidence(look, key, {rank})]
+
+
+def _skew_evidence(look: _Look, group: str, only: set[int] | None = None) -> list[Evidence]:
+    found = []
+    for rank, skew in sorted(skews(look.views, group).items()):
+        if only is None or rank in only:
+            did = "has left a call out before it" if skew.step > skew.usual else "has made a call more before it"
+            found.append(
+                Evidence(
+                    f"rank {rank} made call {skew.sequence} in step {skew.step}, most in step {skew.usual}: it {did}",
+                    "ring",
+                    {"rank": rank, "sequence": skew.sequence, "step": skew.step, "usual_step": skew.usual},
+                )
+            )
+    return found[:8]
+
+
+def _without_stack(view: RankView) -> str:
+    return view.no_stack or "its stack was not taken"
+
+
+def _line_of(look: _Look, rank: int) -> str:
+    frame = look.doings[rank].frame or user_frame(look.views[rank].main)
+    return f"{frame.function} ({frame.at})" if frame is not None else ""
+
+
+def _places(look: _Look, ranks: Iterable[int]) -> list[Evidence]:
+    """The merged stacks of these ranks."""
+    stacks = {rank: main for rank in ranks if (main := look.views[rank].main) is not None and main.frames}
+    return [Evidence(line, "stack", {}) for line in lines(merge(stacks), 6)]
+
+
+def _function(look: _Look, rank: int) -> FunctionName | None:
+    main = look.views[rank].main
+    if main is None or not main.frames:
+        return None
+    return _name(main.frames[0], look.doings[rank].frame or user_frame(main))
+
+
+def _name(inner: object, users: object) -> FunctionName | None:
+    from eroica.standing import Frame
+
+    if not isinstance(inner, Frame):
+        return None
+    if not isinstance(users, Frame):
+        return FunctionName("host", inner.function, inner.at)
+    return FunctionName("host", inner.function, inner.at, users.at, users.function)
+
+
+def _exit(status: int | None) -> str:
+    from eroica.gone import exit_words
+
+    return exit_words(status)
+
+
+def _diagnosis(
+    look: _Look,
+    suspects: Sequence[Suspect],
+    job: str,
+    created: str,
+    version: str,
+    trigger: str,
+    notes: Sequence[str],
+) -> Diagnosis:
+    evidence: dict[str, Evidence] = {}
+    findings = []
+    for number, suspect in enumerate(suspects, 1):
+        keys = []
+        for item in suspect.evidence:
+            key = next((name for name, known in evidence.items() if known == item), f"E{len(evidence) + 1}")
+            evidence[key] = item
+            keys.append(key)
+        hosts = {look.views[rank].host for rank in suspect.ranks if rank in look.views} - {""}
+        findings.append(
+            Finding(
+                id=f"F{number}",
+                cause=suspect.cause,
+                scope=suspect.scope,
+                ranks=format_ranks(suspect.ranks),
+                hosts=tuple(sorted(hosts)) if suspect.scope == "rank" else (),
+                steps="once",
+                function=suspect.function,
+                pattern=PatternValues(),
+                peers=PatternValues(),
+                expected=PatternValues(),
+                distance=None,
+                delta=None,
+                impact=Impact(),
+                confidence=suspect.confidence,
+                evidence=tuple(dict.fromkeys(keys)),
+                ruled_out=suspect.ruled_out,
+                advice=suspect.advice,
+            )
+        )
+    everybody = {rank: main for rank, view in look.views.items() if (main := view.main) is not None and main.frames}
+    for line in lines(merge(everybody)):
+        if not any(known.text == line for known in evidence.values()):
+            evidence[f"E{len(evidence) + 1}"] = Evidence(line, "stack", {})
+    first = suspects[0]
+    seen = [rank for rank, view in look.views.items() if view.is_recording or view.threads]
+    blind = sorted({view.no_stack for view in look.views.values() if view.no_stack and view.state != "died"})
+    return Diagnosis(
+        job=job,
+        created=created,
+        kind=_kind(suspects),
+        window=Window(trigger=trigger),
+        coverage=Coverage(
+            ranks_expected=max(look.world_size, len(look.views)),
+            ranks_reported=len(seen),
+            missing_ranks=format_missing(seen, look.world_size) if look.world_size else "",
+            partial_ranks=format_ranks(rank for rank in seen if not look.views[rank].threads),
+            explained_share=len(everybody) / max(look.world_size, len(look.views)),
+            notes=(*notes, *blind[:8]),
+        ),
+        iteration=Iteration(),
+        roles=(),
+        hosts=_hosts(look.views),
+        verdict=Verdict(
+            *(first.scope, first.cause, findings[0].ranks, findings[0].hosts, first.confidence, first.text)
+        ),
+        findings=tuple(findings),
+        consequences=_consequences(look, frozenset[int]().union(*(s.ranks for s in suspects))),
+        evidence=evidence,
+        producer={"name": "eroica", "version": version},
+    )
+
+
+def _kind(suspects: Sequence[Suspect]) -> str:
+    kinds = {suspect.kind for suspect in suspects}
+    return "crash" if "crash" in kinds else "hang" if "hang" in kinds else "paused"
+
+
+def _hosts(views: Mapping[int, RankView]) -> dict[str, str]:
+    by_host: dict[str, list[int]] = defaultdict(list)
+    for rank, view in views.items():
+        if view.host:
+            by_host[view.host].append(rank)
+    return {host: format_ranks(ranks) for host, ranks in sorted(by_host.items())}
+
+
+def _consequences(look: _Look, blamed: frozenset[int]) -> tuple[Consequence, ...]:
+    """Who waits, by call and line."""
+    found = []
+    for gathering in sorted(look.graph.gatherings.values(), key=lambda g: (-len(g.calls), g.meeting)):
+        by_line: dict[str, list[int]] = defaultdict(list)
+        for rank in gathering.calls:
+            if rank not in blamed and look.doings[rank].what in ("call", "message", "rendezvous"):
+                by_line[_line_of(look, rank)].append(rank)
+        for line, ranks in sorted(by_line.items()):
+            since_s = max(gathering.calls[rank].for_s for rank in ranks)
+            whom = f" for {some(gathering.behind)}" if gathering.behind else ""
+            text = f"wait{whom} since {since_s:.0f} s" + (f" at {line}" if line else "")
+            found.append(Consequence(format_ranks(ranks), gathering.what, text))
+    return tuple(found[:MOST_CONSEQUENCES])
+
+
+__all__ = ["LIMIT_S", "PHASE_LIMIT_S", "explain", "place"]

@@ -1,0 +1,287 @@
+"""From flight rings and stacks to one `RankView` per rank: the look from outside that `hang` reasons over.
+
+`look_closer` is the whole of it, for a folder of rings on this host: it reads the rings, asks /proc about each process
+and takes its stacks, or what `faulthandler` left where they cannot be taken. `views_of` is its pure part, for an agent
+that has flights and stacks already. Used by `postmortem` (`eroica show RINGDIR`) and by agents.
+
+The state of a process is read before its stacks are: py-spy pauses it, and would show as its tracer.
+"""
+
+from __future__ import annotations
+
+import socket
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+from eroica import processes, ring, stacks
+from eroica.flights import groups_of, newest_of, newest_start, noted, read_rings, what_of, with_place
+from eroica.hang import LIMIT_S
+from eroica.job import parse_ranks
+from eroica.ring import Flight, Record
+from eroica.standing import Call, Child, Group, Open, RankView, Thread
+from eroica.torchflight import read_flight_recorder
+
+STACKS_SUFFIX = ".stacks"
+"""Of the file in which `faulthandler` leaves a rank's stacks, beside its ring."""
+RECORDER_SUFFIX = ".fr.json"
+"""Of a file beside a ring with what torch's flight recorder held, as `_dump_fr_trace_json` gives it."""
+MOST_CALLS = 512
+"""Latest calls of a rank that are looked at; a step of a large model has some hundred."""
+_KINDS = {ring.NEXT: "next", ring.STEP: "step", ring.GC: "gc", ring.PHASE: "phase", ring.CAPTURE: "capture"}
+_AT_ONCE = 4
+"""Processes whose stacks are taken at the same time: each look is a process of its own, and the host may be busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """What was seen of a rank's process, beside its ring."""
+
+    is_here: bool = False
+    """It is one of this host, so that its clock is ours."""
+    lives: bool | None = None
+    letter: str = ""
+    """State in /proc: R, S, D, T, t, Z."""
+    exit_status: int | None = None
+    tracer: int = 0
+    threads: tuple[Thread, ...] = ()
+    no_stack: str = ""
+    stack_source: str = ""
+    children: tuple[Child, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Closer:
+    """What `look_closer` saw."""
+
+    views: list[RankView]
+    world_size: int
+    job: str
+    limit_s: float
+    """Silence that counts as standing still in this job: max(5 x its median step, 10 s)."""
+    notes: list[str]
+
+
+def look_closer(path: Path, *, with_stacks: bool = True) -> Closer:
+    """Rings, processes and stacks of the job whose rings lie at `path`, on this host, now. Raises as `read_rings`."""
+    flights, notes = read_rings(path)
+    host = socket.gethostname()
+    alive = [ring.is_alive(flight.identity) if noted(flight, "host") == host else None for flight in flights]
+    latest, _ = newest_start(flights, alive)
+    folder = path.parent if path.is_file() else path
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        seen = list(pool.map(lambda pair: observe(pair[0], pair[1], folder, host, with_stacks), latest.values()))
+    clock_ns = time.monotonic_ns()
+    # Rings once more: in the meantime somebody may have moved on, and positions must not be older than stacks.
+    again, _ = read_rings(path)
+    newer, _ = newest_start(again, [None] * len(again))
+    views = []
+    for (rank, (flight, _)), process in zip(latest.items(), seen, strict=True):
+        current = newer[rank][0] if rank in newer and newer[rank][0].identity == flight.identity else flight
+        view = view_of(current, process, clock_ns)
+        views.append(with_recorder(view, _beside(folder, flight, RECORDER_SUFFIX)))
+    newest = newest_of(flights)
+    world_size = max(newest.words[ring.WORLD_SIZE], 0)
+    return Closer(views, world_size, noted(newest, "job"), limit_s_of([flight for flight, _ in latest.values()]), notes)
+
+
+def observe(flight: Flight, lives: bool | None, folder: Path, host: str, with_stacks: bool = True) -> Process:
+    """The process of a ring, its children and its stacks."""
+    if noted(flight, "host") != host:
+        return Process(no_stack=f"no stacks: its host is {noted(flight, 'host') or 'unknown'}, and this is {host}")
+    pid = flight.identity.pid
+    if lives is None:
+        return Process(is_here=True, no_stack=f"no stacks: process {pid} is not visible from here; another container?")
+    seen = processes.process(pid)
+    if not lives:
+        is_same = seen is not None and seen.start_ticks == flight.identity.start_ticks
+        status = seen.exit_status if seen is not None and is_same else None
+        return Process(is_here=True, lives=False, exit_status=status)
+    letter = seen.letter if seen is not None else ""
+    tracer = processes.tracer(pid)
+    children = processes.children(pid)
+    taken = stacks.dump(pid) if with_stacks else stacks.Dump(reason="stacks were not asked for")
+    threads, source = taken.threads, "py-spy"
+    if not threads:
+        threads, source = _left_behind(flight, folder), "faulthandler"
+    return Process(
+        *(
+            True,
+            True,
+            letter,
+            None,
+            tracer,
+            threads,
+            "" if threads else taken.reason,
+            source if threads else "",
+            children,
+        )
+    )
+
+
+def limit_s_of(flights: Sequence[Flight]) -> float:
+    """max(5 x the median time between steps, 10 s), over all ranks."""
+    gaps = []
+    for flight in flights:
+        begins = [record.begin_ns for record in flight.records if record.kind == ring.STEP]
+        begins = begins or [record.begin_ns for record in flight.records if record.kind == ring.NEXT]
+        gaps += [later - earlier for earlier, later in pairwise(begins)]
+    return max(5 * statistics.median(gaps) / 1e9, LIMIT_S) if gaps else LIMIT_S
+
+
+def view_of(flight: Flight, process: Process, clock_ns: int) -> RankView:
+    """One rank. `clock_ns`: CLOCK_MONOTONIC of this host, now."""
+    words = flight.words
+    moments = [record.begin_ns + (record.duration_ns or 0) for record in flight.records]
+    last_ns = max(moments, default=flight.identity.monotonic_ns)
+    is_here = process.is_here and process.lives is True
+    until_ns = clock_ns if is_here else last_ns
+    phase, phase_ns = _phase(flight)
+    exception = with_place(flight, "exception") if _is_last(flight, "exception") else ""
+    return RankView(
+        rank=words[ring.RANK],
+        host=noted(flight, "host"),
+        pid=flight.identity.pid,
+        generation=flight.identity.generation,
+        state=_state(words[ring.STATE], process),
+        exit_status=process.exit_status,
+        tracer=process.tracer,
+        groups=_groups(flight),
+        calls=_calls(flight, until_ns),
+        is_recording=words[ring.STATE] != ring.OFF,
+        knows_all_groups=not flight.records or flight.records[0].number == 1,
+        open=tuple(
+            Open(what_of(record), _KINDS.get(record.kind, "other"), max(0, until_ns - record.begin_ns) / 1e9)
+            for record in flight.records
+            if record.duration_ns is None
+            and not record.flags & ring.UNTIMED
+            and record.kind not in (ring.COLLECTIVE, ring.P2P)
+        ),
+        phase=phase,
+        phase_s=max(0, until_ns - phase_ns) / 1e9 if phase else 0.0,
+        num_steps=words[ring.NUM_STEPS],
+        silent_s=max(0, clock_ns - last_ns) / 1e9 if is_here else None,
+        threads=process.threads,
+        no_stack=process.no_stack,
+        stack_source=process.stack_source,
+        exception=exception.rpartition(" at ")[0] if exception else "",
+        exception_at=exception.rpartition(" at ")[2] if exception else "",
+        is_leaving=_is_last(flight, "leaving"),
+        children=process.children,
+    )
+
+
+def with_recorder(view: RankView, file: Path | None) -> RankView:
+    """`view`, with the calls of torch's flight recorder in place of a ring that holds none."""
+    if file is None or (view.is_recording and view.calls):
+        return view
+    groups, calls = read_flight_recorder(file)
+    return replace(view, groups=groups, calls=calls, is_recording=True) if calls else view
+
+
+def _state(word: int, process: Process) -> str:
+    if word == ring.ENDED and process.lives is not True:
+        return "ended"
+    if process.lives is None:
+        return "unknown"
+    if not process.lives:
+        return "died"
+    if process.letter == "T":
+        return "stopped"
+    if process.letter == "t" or (process.tracer and process.letter == "t"):
+        return "traced"
+    return "ended" if word == ring.ENDED else "running"
+
+
+def _groups(flight: Flight) -> tuple[Group, ...]:
+    found = []
+    for key, (name, members) in groups_of(flight).items():
+        try:
+            ranks = tuple(parse_ranks(members))
+        except ValueError:
+            ranks = ()
+        found.append(Group(f"{key:016x}", name, ranks))
+    return tuple(found)
+
+
+def _calls(flight: Flight, until_ns: int) -> tuple[Call, ...]:
+    """The latest calls, and of each group and peer the last one, however long ago."""
+    records = [record for record in flight.records if record.kind in (ring.COLLECTIVE, ring.P2P)]
+    last: dict[tuple[int, int, int, int], Record] = {}
+    for record in records:
+        is_message = record.kind == ring.P2P
+        last[record.group, record.kind, record.op if is_message else 0, record.peer] = record
+    inside = [r for r in records[:-MOST_CALLS] if r.duration_ns is None and not r.flags & ring.UNTIMED]
+    kept = {record.number: record for record in [*last.values(), *inside, *records[-MOST_CALLS:]]}
+    return tuple(_call(record, until_ns) for _, record in sorted(kept.items()))
+
+
+def _call(record: Record, until_ns: int) -> Call:
+    status = "in"
+    if record.duration_ns is not None:
+        status = "failed" if record.raised else "done"
+    elif record.flags & ring.UNTIMED:
+        status = "unseen"
+    return Call(
+        group=f"{record.group:016x}",
+        sequence=record.sequence,
+        op=ring.OPS[record.op] if record.op < len(ring.OPS) else f"operation {record.op}",
+        status=status,
+        num_bytes=record.num_bytes,
+        dtype=ring.DTYPES[record.dtype] if 0 < record.dtype < len(ring.DTYPES) else "",
+        for_s=max(0, until_ns - record.begin_ns) / 1e9,
+        step=record.step,
+        peer=record.peer,
+    )
+
+
+def _phase(flight: Flight) -> tuple[str, int]:
+    """The phase under way by its record, whose name a note holds: what, since when."""
+    names = {}
+    for note in flight.notes:
+        if isinstance(note.get("phase"), str):
+            names[note.get("number")] = str(note["phase"])
+    for record in reversed(flight.records):
+        if record.kind == ring.PHASE and record.duration_ns is None:
+            return names.get(record.op, names.get(record.sequence, "")), record.begin_ns
+    return "", 0
+
+
+def _is_last(flight: Flight, key: str) -> bool:
+    """A note with `key` still holds: nothing began after it. A note without a time is one of the process's end."""
+    for note in reversed(flight.notes):
+        if key in note:
+            at_ns = note.get("clock_ns")
+            begins = (record.begin_ns for record in flight.records if record.kind != ring.GC)
+            return not isinstance(at_ns, int) or max(begins, default=0) <= at_ns
+    return False
+
+
+def _beside(folder: Path, flight: Flight, suffix: str) -> Path | None:
+    """A file that belongs to the rank, beside its ring."""
+    path = folder / f"rank{flight.words[ring.RANK]}-{flight.identity.pid}{suffix}"
+    return path if path.is_file() else next(iter(folder.glob(f"*/{path.name}")), None)
+
+
+def _left_behind(flight: Flight, folder: Path) -> tuple[Thread, ...]:
+    """What `faulthandler` wrote, if that was after the last thing that the ring tells: else it is of another wait."""
+    path = _beside(folder, flight, STACKS_SUFFIX)
+    if path is None:
+        return ()
+    last_ns = max((r.begin_ns + (r.duration_ns or 0) for r in flight.records), default=flight.identity.monotonic_ns)
+    wall_ns = flight.identity.wall_ns + last_ns - flight.identity.monotonic_ns
+    try:
+        if path.stat().st_mtime_ns < wall_ns or path.stat().st_size > 4 << 20:
+            return ()
+        return stacks.parse_faulthandler(path.read_text("utf-8", "replace"))
+    except OSError:
+        return ()
+
+
+def views_of(flights: Mapping[int, Flight], seen: Mapping[int, Process], clock_ns: int) -> list[RankView]:
+    """One view per rank. `seen`: what an agent observed of its processes; ranks without an entry have none."""
+    return [view_of(flight, seen.get(rank, Process()), clock_ns) for rank, flight in flights.items()]
