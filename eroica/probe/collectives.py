@@ -214,6 +214,7 @@ def _met(ring: Ring, distributed: Any, handle: Any) -> _Group:
         )
     if handle is distributed.GroupMember.WORLD:
         # RANK may have been left over from a launcher; the process group is right.
+        ring.note(placed="group")
         ring.set(RANK, handle.rank())
         ring.set(WORLD_SIZE, handle.size())
     _groups[name] = group

@@ -23,6 +23,19 @@ MOST_RINGS = 256
 """Rings kept under one user's folder, newest first: 272 MB at most. A host has some 8 to 16 ranks."""
 
 
+_started_with: dict[str, str] = {}
+
+
+def started_with(options: Mapping[str, str]) -> None:
+    """Keep the variables EROICA_... that this process was started with; a script may clear its environment later."""
+    _started_with.update(options)
+
+
+def option(name: str, environ: Mapping[str, str]) -> str:
+    """The variable `name` as it is now, else as it was when the process started; "" if it was not set."""
+    return environ.get(name) or _started_with.get(name, "")
+
+
 def job_name(environ: Mapping[str, str]) -> str:
     """Name of the job that this process belongs to, fit for a file name; equal on all of its ranks."""
     launcher, value = _launcher(environ)
@@ -58,7 +71,7 @@ def user_folder(environ: Mapping[str, str]) -> Path:
 
 def ring_folder(environ: Mapping[str, str], parent: int) -> Path:
     """The folder for this process's ring; made if need be. Raises OSError, also if it is open to other users."""
-    named = environ.get("EROICA_RING_DIR", "")
+    named = option("EROICA_RING_DIR", environ)
     if named:
         os.makedirs(named, mode=0o700, exist_ok=True)
         return Path(named)

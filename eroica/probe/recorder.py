@@ -19,7 +19,9 @@ from _thread import allocate_lock
 from types import ModuleType, TracebackType
 
 from eroica import ring as flight
+from eroica.probe import rank, workspace
 from eroica.probe.place import job_name, ring_folder
+from eroica.probe.rank import Place
 from eroica.ring import Ring
 
 LONG_GC_NS = 200_000
@@ -44,6 +46,8 @@ class Recorder:
         """Records whose end a thread of the process group will tell."""
         self._arming = allocate_lock()
         self._is_watching = False
+        self._is_helper = False
+        """Another process is the rank that the environment names; only a process group would make this one a rank."""
         self._gc_begin_ns = 0
         self._gc_number = 0
 
@@ -52,13 +56,13 @@ class Recorder:
         if self.is_off or not self._arming.acquire(blocking=False):
             return None
         try:
-            placed = _placed()
-            if self.ring is not None or placed is None:
+            placed = rank.whoami(os.environ)
+            if self.ring is not None or placed is None or (self._is_helper and placed.by != rank.GROUP):
                 return self.ring
             if _is_data_worker():
                 self.is_off = True
                 return None
-            self.ring = self._made(*placed)
+            self.ring = self._made(placed)
             return self.ring
         except Exception as error:
             self.fail(error)
@@ -66,12 +70,13 @@ class Recorder:
         finally:
             self._arming.release()
 
-    def _made(self, rank: int, world_size: int) -> Ring:
+    def _made(self, placed: Place) -> Ring | None:
+        """The ring, or None if somebody else is this rank."""
         restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
         ring = Ring.create(
-            ring_folder(os.environ, os.getppid()) / f"rank{rank}-{os.getpid()}{flight.SUFFIX}",
-            rank=rank,
-            world_size=world_size,
+            ring_folder(os.environ, os.getppid()) / f"rank{placed.rank}-{os.getpid()}{flight.SUFFIX}",
+            rank=placed.rank,
+            world_size=placed.world_size,
             generation=int(restarts) if restarts.isdecimal() else 0,
         )
         ring.note(
@@ -80,7 +85,13 @@ class Recorder:
             program=sys.argv[0] if sys.argv else "",
             python=sys.version.split()[0],
             torch=str(getattr(sys.modules.get("torch"), "__version__", "")),
+            placed=placed.by,
         )
+        if rank.is_taken(ring.path, placed, job_name(os.environ)):
+            self._is_helper = True
+            ring.path.unlink()
+            ring.close()
+            return None
         if not self._is_watching:
             self._is_watching = True
             atexit.register(self.finish)
@@ -125,6 +136,7 @@ class Recorder:
                 if isinstance(error, BaseException):
                     ring.note(exception=_text(error), at=_where(error.__traceback__))
                 ring.set(flight.STATE, flight.ENDED)
+            workspace.leave(ring.path.parent)
 
     def forked(self) -> None:
         """In a forked child: the ring is the parent's. The child of a rank is a helper; another may become a rank."""
@@ -163,17 +175,6 @@ class Recorder:
 
     def _began_gc(self, ring: Ring, begin_ns: int, generation: int) -> int:
         return ring.begin(flight.GC, begin_ns, -1, 0, generation, 0, self.num_steps)
-
-
-def _placed() -> tuple[int, int] | None:
-    """Rank and world size, as the process group or the launcher says; None if this process has none."""
-    distributed = sys.modules.get("torch.distributed.distributed_c10d")
-    if distributed is not None and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    if not rank.isdecimal():
-        return None
-    return int(rank), int(size) if size.isdecimal() else 0
 
 
 def _is_data_worker() -> bool:

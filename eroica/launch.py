@@ -1,0 +1,288 @@
+"""Starts a job so that its ranks arm themselves, passes signals on, and keeps the private folder of their rings.
+
+    workspace = Workspace.create(os.environ)
+    job = start(command, environment=environment_for(workspace.path, {}, base=os.environ))
+    while (status := job.wait(0.2)) is None:
+        ...
+    workspace.close()
+
+A wrapper that nobody notices: the job has our standard streams, open files, working directory, session and process
+group, so Ctrl-C, Ctrl-Z, `fg`, pipes to a pager and whatever a scheduler does to the group work as without us. It is
+not killed when we are. It is no watcher: that is `eroica.live`.
+
+**Signals.** What was sent to the whole group (Ctrl-C, `kill %1`, `timeout`, a scheduler that signals each process) has
+reached the job already, and a second copy can hurt: torchrun ends its workers at the first and loses them at the
+second. What was sent to us alone (`kill PID`, `docker stop`) must be passed on. Python cannot see the difference, so a
+witness tells: an idle `cat` in our group that blocks all of these signals. If the signal is pending there, everybody
+got it. The witness ends with us, since it reads a pipe of which we hold the other end. Without `cat` there is no
+witness, and then the signals that a terminal sends are not passed on while we stand in its foreground.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Self
+
+from eroica.errors import UserError
+from eroica.probe import place, workspace
+
+FORWARDED = tuple(
+    getattr(signal, name)
+    for name in ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGCONT", "SIGWINCH")
+)
+_OF_TERMINALS = frozenset((signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGWINCH, signal.SIGHUP))
+_TO_ARRIVE_S = 0.02
+"""Between the signal's arrival here and at the other members of the group: `timeout` sends two, microseconds apart, and
+a scheduler that goes through the processes needs a few milliseconds on a busy machine."""
+
+ARMING = Path(os.path.realpath(__file__)).parent / "arming"
+
+
+class NotStartedError(UserError):
+    """The command cannot be run."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+        """Exit status, as shells have it: 127 not found, 126 found and not to be run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """The folder of this run's rings; private to this user. See `eroica.probe.workspace` for who clears it."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, environ: Mapping[str, str]) -> Self:
+        """A new folder; clears what runs that were killed have left. UserError: no place for it can be written."""
+        places = [place.user_folder(environ), Path("/dev/shm") / f"eroica-{os.getuid()}"]
+        failures = []
+        for user in places:
+            workspace.sweep(user)
+            try:
+                return cls(Path(os.path.realpath(workspace.create(user))))
+            except OSError as error:
+                failures.append(f"{user}: {error.strerror or error}")
+        raise UserError(
+            f"no folder for flight rings can be made ({'; '.join(failures)}); set XDG_RUNTIME_DIR or TMPDIR"
+        )
+
+    def close(self) -> None:
+        """Delete it, unless a rank lives on; then that rank will, when it ends."""
+        if not workspace.has_living(self.path):
+            workspace.remove(self.path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def environment_for(ring_folder: Path, extra: Mapping[str, str], *, base: Mapping[str, str]) -> dict[str, str]:
+    """The variables of the job: `base`, then what arms its ranks, then `extra`."""
+    given = [entry for entry in base.get("PYTHONPATH", "").split(os.pathsep) if entry != str(ARMING)]
+    path = os.pathsep.join([str(ARMING), *(given if base.get("PYTHONPATH") else [])])
+    return {
+        **base,
+        "PYTHONPATH": path,
+        "EROICA_RING_DIR": os.path.realpath(ring_folder),
+        # A program without ranks, a process group or a launcher is a job of one rank.
+        "EROICA_SINGLE": "1",
+        **extra,
+    }
+
+
+def start(command: Sequence[str], *, environment: Mapping[str, str]) -> Job:
+    """Start `command`, and take the signals that are to be passed on to it. Call in the main thread, once at a time.
+
+    Raises NotStartedError.
+    """
+    if not command or not command[0]:
+        raise NotStartedError("no command was given; write it after --, as in: eroica run -- torchrun train.py", 127)
+    return Job(list(command), environment)
+
+
+def _spawned(command: list[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    name = command[0]
+    found = shutil.which(name, path=environment.get("PATH"))
+    try:
+        # Descriptors that we were given (process substitution, make's job server) go on to the job; ours do not.
+        return subprocess.Popen(command, env=dict(environment), close_fds=False)
+    except FileNotFoundError:
+        if found is not None or os.path.exists(name):
+            raise NotStartedError(f"{name}: the interpreter that its first line names does not exist", 127) from None
+        raise NotStartedError(f"{name}: command not found; check its name and PATH", 127) from None
+    except PermissionError:
+        if os.path.isdir(name):
+            raise NotStartedError(f"{name} is a folder; name a program", 126) from None
+        raise NotStartedError(f"{name} is not executable; chmod +x it, or name its interpreter", 126) from None
+    except OSError as error:
+        if error.errno == errno.ENOEXEC and found is not None:
+            # A script without a first line that names its interpreter: what shells do, and execvp.
+            return subprocess.Popen(["/bin/sh", found, *command[1:]], env=dict(environment), close_fds=False)
+        raise NotStartedError(f"{name} cannot be started ({error.strerror}); try it without eroica", 126) from None
+    except ValueError:
+        raise NotStartedError("the command holds a null byte; no program can get that", 126) from None
+
+
+class Job:
+    """A command that runs. Made by `start`; signals go to it until `close`, which `wait` calls once it has ended."""
+
+    def __init__(self, command: list[str], environment: Mapping[str, str]) -> None:
+        self._arrived: list[int] = []
+        self._witness: _Witness | None = _Witness.call()
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._handlers: dict[int, object] = {}
+        for number in FORWARDED:
+            # What we were told to ignore (nohup, a shell's &) the job ignores, too: it has inherited that.
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):
+                self._handlers[number] = signal.signal(number, self._arrive)
+        try:
+            self._process = _spawned(command, environment)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Of the command itself."""
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """Exit status (128 + N if it died by signal N), or None while it runs. Passes on what has arrived."""
+        return self.wait(0)
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Like `poll`, after the end of the command or `timeout_s` at the latest; signals are passed on meanwhile."""
+        until = time.monotonic() + timeout_s
+        handle = None
+        try:
+            with contextlib.suppress(OSError, AttributeError):
+                handle = os.pidfd_open(self._process.pid)
+            while True:
+                self.forward()
+                code = self._process.poll()
+                if code is not None:
+                    self.close()
+                    return code if code >= 0 else 128 - code
+                left_s = until - time.monotonic()
+                if left_s <= 0:
+                    return None
+                # Without the handle (an old kernel) we look every so often.
+                watched = [self._wake_read] + ([handle] if handle is not None else [])
+                ready, _, _ = select.select(watched, [], [], left_s if handle is not None else min(left_s, 0.1))
+                if self._wake_read in ready:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self._wake_read, 4096)
+        finally:
+            if handle is not None:
+                os.close(handle)
+
+    def forward(self) -> None:
+        """Pass on the signals that have arrived for us alone, and stop with the job if it was told to stop."""
+        if not self._arrived:
+            return
+        time.sleep(_TO_ARRIVE_S)
+        arrived, self._arrived = self._arrived, []
+        has_all = self._witness.seen() if self._witness is not None else _seen_by_foreground()
+        if has_all and self._witness is not None:
+            self._witness.dismiss()
+            self._witness = _Witness.call()
+        for number in dict.fromkeys(arrived):
+            if number not in has_all:
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.send_signal(number)
+            if number == signal.SIGTSTP:
+                # By default action, not by SIGSTOP: nobody could continue us where no shell minds the group.
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+                signal.signal(number, self._arrive)
+
+    def close(self) -> None:
+        """Give the signals back to who had them. The command is left alone."""
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        self._handlers = {}
+        if self._witness is not None:
+            self._witness.dismiss()
+            self._witness = None
+        for handle in (self._wake_read, self._wake_write):
+            if handle >= 0:
+                os.close(handle)
+        self._wake_read = self._wake_write = -1
+
+    def _arrive(self, number: int, frame: FrameType | None) -> None:
+        self._arrived.append(number)
+        with contextlib.suppress(OSError):
+            os.write(self._wake_write, b"\0")
+
+
+class _Witness:
+    """A process in our group that blocks `FORWARDED` and does nothing else. See the module."""
+
+    def __init__(self, pid: int, pipe: int) -> None:
+        self._pid = pid
+        self._pipe = pipe
+
+    @classmethod
+    def call(cls) -> _Witness | None:
+        """A new one; None where that is not possible."""
+        program = shutil.which("cat")
+        if program is None:
+            return None
+        read, write = os.pipe()
+        try:
+            pid = os.posix_spawn(
+                program,
+                ["cat"],
+                {},
+                file_actions=[
+                    (os.POSIX_SPAWN_DUP2, read, 0),
+                    (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+                    (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+                ],
+                setsigmask=FORWARDED,
+            )
+        except OSError:
+            os.close(write)
+            return None
+        finally:
+            os.close(read)
+        return cls(pid, write)
+
+    def seen(self) -> frozenset[int]:
+        """Which of the signals it was sent, too."""
+        bits = 0
+        with contextlib.suppress(OSError, ValueError), open(f"/proc/{self._pid}/status", "rb") as file:
+            for line in file:
+                if line.startswith((b"SigPnd:", b"ShdPnd:")):
+                    bits |= int(line.split()[1], 16)
+        return frozenset(number for number in FORWARDED if bits >> (number - 1) & 1)
+
+    def dismiss(self) -> None:
+        """End it."""
+        os.close(self._pipe)
+        with contextlib.suppress(OSError):
+            os.kill(self._pid, signal.SIGKILL)  # it may have been stopped
+            os.waitpid(self._pid, 0)
+
+
+def _seen_by_foreground() -> frozenset[int]:
+    for stream in (0, 1, 2):
+        with contextlib.suppress(OSError):
+            if os.tcgetpgrp(stream) == os.getpgrp():
+                return _OF_TERMINALS
+    return frozenset()
