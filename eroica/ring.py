@@ -77,6 +77,9 @@ DTYPES = (
 )
 """Names of the element types, by number; only ever appended to."""
 
+PHASES = ("other", "checkpoint", "evaluation", "compile", "rendezvous")
+"""Names of the phases, by number; only ever appended to. `steps.Pause` has the same ones."""
+
 UNTIMED = 1
 """Flag: the end of this span cannot be seen (NCCL, send and receive); an open end says nothing."""
 SKIPPED = 2
@@ -145,14 +148,16 @@ class Record:
     kind: int
     """Index into `KINDS`."""
     op: int
-    """Index into `OPS`."""
+    """Index into `OPS`; of a phase into `PHASES`."""
     dtype: int
     """Index into `DTYPES`."""
     flags: int
     peer: int
     """Other rank of a send or receive, in its group; -1 otherwise."""
     group: int
-    """Hash of the process group's name, which is the same on all of its ranks; 0 if none. Notes hold the name."""
+    """Hash of the process group's name, which is the same on all of its ranks; 0 if none. Notes hold the name.
+    Of a next the number of its data set, of a step that of its optimizer: 1, 2, ... as this process met them, for as
+    long as the object lives; 0 unknown."""
     sequence: int
     """Position among the calls on this group, among the nexts, or among the steps, from 1; of a gc its generation."""
     num_bytes: int

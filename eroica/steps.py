@@ -42,6 +42,8 @@ class Mark(IntEnum):
     """]: a step ended. Source: the optimizer."""
     COLLECTIVE = 5
     """c: a collective was entered. Source: what tells kinds apart: group, operation and size, hashed."""
+    SKIPPED = 6
+    """A step that a gradient scaler left out, where the probe saw it. Source: the optimizer."""
 
 
 class Pause(Enum):
@@ -127,6 +129,9 @@ RAREST = 16
 cycle; common ratios (critic to generator, actor to critic) are 1 to 10."""
 COUNTED = 64
 """Counts of steps are halved when one reaches this, so that what was learnt can be unlearnt."""
+FEEDING = 3
+"""Updates in a row that had batches of a data set: it feeds training (labelled and unlabelled data, say), even if
+another one's batch always comes last before the step. Nobody evaluates after each update."""
 ALIKE = 0.75
 """Batches with at least this share of the usual collectives were trained on: evaluation under FSDP has about half."""
 
@@ -140,9 +145,14 @@ class _Group:
     """Of each batch: time, loader, collectives of this group before it."""
     num_batches: int = 0
     num_foreign: int = 0
+    foreign: dict[int, int] = field(default_factory=dict)
+    """Batches of each loader that was not known to feed training."""
     num_steps: int = 0
+    num_skipped: int = 0
     num_collectives: int = 0
     pause: Pause | None = None
+    is_partial: bool = False
+    """Marks of it were lost: it is no iteration."""
 
     def absorb(self, later: _Group) -> None:
         """`later` follows and belongs to the same cycle."""
@@ -150,8 +160,10 @@ class _Group:
         self.num_batches += later.num_batches
         self.num_foreign += later.num_foreign
         self.num_steps += later.num_steps
+        self.num_skipped += later.num_skipped
         self.num_collectives += later.num_collectives
         self.pause = self.pause or later.pause
+        self.is_partial |= later.is_partial
 
 
 @dataclass(slots=True)
@@ -169,7 +181,10 @@ class Iterations:
     that runs backwards is raised to the latest one seen.
     """
 
-    def __init__(self, generation: int = 0) -> None:
+    def __init__(self, generation: int = 0, *, skips_are_told: bool = False) -> None:
+        """`skips_are_told`: steps that a scaler leaves out come as marks, so that batches without a step are never
+        taken for them, but for an evaluation on the data of training."""
+        self._skips_are_told = skips_are_told
         self.basis = Basis.LEARNING
         self.unit = 0
         self.last_ns: int | None = None
@@ -190,6 +205,7 @@ class Iterations:
         self._depth = self._lost = 0
         self._loader = 0
         self._training: dict[int, None] = {}
+        self._foreign: dict[int, int] = {}
         self._sizes: deque[int] = deque(maxlen=32)
         self._usual_collectives: deque[int] = deque(maxlen=32)
         self._period = Period()
@@ -246,6 +262,12 @@ class Iterations:
             else:
                 return ()
             return self._on_step(time_ns, source) if self._depth == 0 and self._lost == 0 else ()
+        if mark is Mark.SKIPPED:
+            return self._on_step(time_ns, source, skipped=True) if self._depth == 0 else ()
+        if mark is Mark.EXHAUSTED:
+            # With a prefetching loader the last batch of an epoch is trained on after this; an evaluation may have come
+            # in between, and its loader must not be taken for the one that feeds the step.
+            self._loader = source
         return ()
 
     def begin(self, pause: Pause, time_ns: int) -> None:
@@ -261,6 +283,18 @@ class Iterations:
         self._clock(time_ns, quiet=True)
         if self._told is pause:
             self._told = None
+
+    def lose(self, time_ns: int) -> None:
+        """Marks before `time_ns` are missing: what is in progress is no iteration; what was learnt stays."""
+        self._group = _Group(self._clock(time_ns, quiet=True), pause=self._told, is_partial=True)
+        self._depth = self._lost = 0
+        self._pending = self._stepped = None
+        self._cycle.clear()
+        self._foreign.clear()
+
+    def forget_collectives(self) -> None:
+        """No more collectives are fed: they tell no longer what is training and what an evaluation."""
+        self._usual_collectives.clear()
 
     def restart(self, generation: int, time_ns: int) -> None:
         """A new rendezvous: raw counts start at 0 and the unit is learnt anew; iterations are numbered on."""
@@ -314,6 +348,7 @@ class Iterations:
         group.num_batches += 1
         if self._training and loader not in self._training:
             group.num_foreign += 1
+            group.foreign[loader] = group.foreign.get(loader, 0) + 1
             if self.basis is Basis.STEPS:
                 return ()
         if len(group.cuts) < MAX_CUTS:
@@ -352,6 +387,8 @@ class Iterations:
         elif boundary and self._group is not None:
             group = self._group
             self._group = _Group(time_ns, pause=self._told)
+            if group.is_partial:
+                return ()
             return [
                 self._iteration(
                     group.start_ns, time_ns, self._collectives, 0, 0, group.num_collectives, pause=group.pause
@@ -359,16 +396,15 @@ class Iterations:
             ]
         return ()
 
-    def _on_step(self, time_ns: int, optimizer: int) -> Sequence[Iteration]:
+    def _on_step(self, time_ns: int, optimizer: int, skipped: bool = False) -> Sequence[Iteration]:
         """An outermost step ended."""
         self._steps += 1
         group = self._group
         assert group is not None
         group.num_steps += 1
+        group.num_skipped += skipped
         if self._loader and self._loader not in self._training:
-            self._training[self._loader] = None
-            if len(self._training) > MAX_LOADERS:
-                del self._training[next(iter(self._training))]
+            self._feeds(self._loader, group)
         if self.basis is not Basis.STEPS:
             if self.basis is not Basis.LEARNING:
                 self.unit += 1
@@ -389,7 +425,10 @@ class Iterations:
                     self._pending.absorb(group)
                 self._pending_end_ns, self._pending_step = time_ns, self._steps
                 self._group = _Group(time_ns, pause=self._told)
+        before = self._anchor
         self._count(optimizer)
+        if before is not None and self._anchor != before:
+            group.is_partial = True  # It began where the cycle was thought to end.
         if optimizer == self._anchor:
             self._group = _Group(time_ns, pause=self._told)
             done += self._close(group, time_ns, self._steps)
@@ -399,6 +438,22 @@ class Iterations:
             self._sizes.clear()
             self.unit += 1
         return done
+
+    def _feeds(self, loader: int, group: _Group) -> None:
+        """A loader turns out to feed training."""
+        self._training[loader] = None
+        if len(self._training) > MAX_LOADERS:
+            del self._training[next(iter(self._training))]
+        group.num_foreign -= group.foreign.pop(loader, 0)
+
+    def _look_at_foreign(self, group: _Group) -> None:
+        """Whether a loader that is taken for an evaluation's was there in each of the last updates."""
+        self._foreign = {loader: self._foreign.get(loader, 0) + 1 for loader in group.foreign}
+        for loader, num_updates in self._foreign.items():
+            if num_updates >= FEEDING:
+                self._feeds(loader, group)
+                self._sizes.clear()
+                self.unit += 1
 
     def _count(self, optimizer: int) -> None:
         """Counts a step, and at some counts looks again for the optimizer that closes a cycle."""
@@ -410,10 +465,12 @@ class Iterations:
             own = self._stepping[optimizer] = _Stepping()
         own.steps += 1
         self._stepped = optimizer
-        if len(self._stepping) == 1 or own.steps < 8 or own.steps & (own.steps - 1):
+        if len(self._stepping) == 1 or own.steps & (own.steps - 1) or (own.steps < 8 and own.steps != 2):
             return
         top = max(s.steps for s in self._stepping.values())
-        if own.steps == top and self._anchor is not None:
+        # At powers of two of the most frequent one; and when one steps for the second time while others do often, which
+        # is when a rare one has shown that it is regular.
+        if (own.steps == top >= 8 or (own.steps == 2 and top >= 4)) and self._anchor is not None:
             # Optimizers of one cycle differ by the step that is just being counted.
             regular = {o: s for o, s in self._stepping.items() if s.steps >= 2 and s.steps * RAREST >= top}
             fewest = min(s.steps for s in regular.values())
@@ -443,12 +500,16 @@ class Iterations:
 
     def _close(self, group: _Group, end_ns: int, step: int) -> list[Iteration]:
         """The iterations of a group that a step ended: one, and before it those whose step was skipped."""
+        if group.is_partial:
+            return []
+        if self._foreign or group.foreign:
+            self._look_at_foreign(group)
         if self._training and any(loader not in self._training for _, loader, _ in group.cuts):
             group.cuts = [cut for cut in group.cuts if cut[1] in self._training]
             group.num_foreign = group.num_batches - len(group.cuts)
         size, usual = self._batches_of(group), self._usual_size()
         done: list[Iteration] = []
-        if usual and size >= 2 * usual and self._trained_on(group, usual):
+        if not self._skips_are_told and usual and size >= 2 * usual and self._trained_on(group, usual):
             done = self._split(group, usual, size // usual - 1, step - group.num_steps)
             size = self._batches_of(group)
         elif group.num_foreign or (usual and size > usual + 1):
@@ -460,7 +521,9 @@ class Iterations:
         self._widest = max(group.num_steps, self._widest - self._widest // 8)
         done.append(
             self._iteration(
-                group.start_ns, end_ns, step, size, group.num_steps, group.num_collectives, pause=group.pause
+                *(group.start_ns, end_ns, step, size, group.num_steps, group.num_collectives),
+                skipped=group.num_skipped == group.num_steps > 0,
+                pause=group.pause,
             )
         )
         return done
@@ -479,7 +542,9 @@ class Iterations:
     def _skipped(self, group: _Group, ended_ns: int | None) -> list[Iteration]:
         """Whole units of batches for which no step came; with `ended_ns` no further batch will."""
         usual = self._usual_size()
-        if usual and len(group.cuts) >= usual and self._trained_on(group, usual):
+        if group.is_partial:
+            return []
+        if not self._skips_are_told and usual and len(group.cuts) >= usual and self._trained_on(group, usual):
             if ended_ns is not None and ended_ns > group.cuts[-1][0]:
                 group.cuts.append((ended_ns, group.cuts[-1][1], group.num_collectives))
             return self._split(group, usual, len(group.cuts), self._steps - group.num_steps)

@@ -10,8 +10,11 @@ Lightning, closures, compiled steps and FSDP2 alike. They do not see an optimize
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import sys
+import weakref
 from collections.abc import Callable
 from time import monotonic_ns
 from types import FrameType, ModuleType
@@ -22,6 +25,11 @@ from eroica.probe.recorder import RECORDER
 from eroica.ring import NEXT, NUM_NEXTS, NUM_SKIPPED, NUM_STEPS, SKIPPED, STEP, Ring, what
 
 _placed: set[str] = set()
+_numbers: dict[int, int] = {}
+"""By `id`: the numbers of the data sets and optimizers that have been met, 1, 2, ... An entry goes with its object."""
+_next_number = itertools.count(1)
+_MOST_NUMBERS = 100_000
+"""Objects told apart at one time; further ones are number 0. An optimizer per parameter makes thousands."""
 
 
 def place(name: str, module: ModuleType) -> None:
@@ -35,10 +43,21 @@ def place(name: str, module: ModuleType) -> None:
         RECORDER.fail(error)
 
 
+def _number(source: object) -> int:
+    """Number of a data set or optimizer that was not met before; 0 if there are too many."""
+    key = id(source)
+    if len(_numbers) >= _MOST_NUMBERS:
+        return 0
+    number = _numbers[key] = next(_next_number)
+    with contextlib.suppress(TypeError):  # a list, say: another one at its place would take over its number
+        weakref.finalize(source, _numbers.pop, key, None).atexit = False
+    return number
+
+
 def _loader(module: Any) -> None:
     """Class-level: iterators of one and of several workers, and those of torchdata, inherit it."""
     iterator = module._BaseDataLoaderIter
-    recorder = RECORDER
+    recorder, numbers = RECORDER, _numbers
     original = iterator.__next__
 
     @functools.wraps(original)
@@ -50,7 +69,9 @@ def _loader(module: Any) -> None:
         number = begin_ns = 0
         try:
             begin_ns = monotonic_ns()
-            number = ring.begin(NEXT, begin_ns, -1, 0, recorder.num_nexts + 1, 0, recorder.num_steps)
+            data = getattr(self, "_dataset", None)  # outlives its iterators and, with most trainers, its loaders
+            source = numbers.get(id(data)) or _number(data)
+            number = ring.begin(NEXT, begin_ns, -1, source, recorder.num_nexts + 1, 0, recorder.num_steps)
         except Exception as error:
             recorder.fail(error)
         try:
@@ -98,7 +119,8 @@ class _Steps:
             if not depth:
                 self.begin_ns = monotonic_ns()
                 steps = RECORDER.num_steps
-                self.number = ring.begin(STEP, self.begin_ns, -1, 0, steps + 1, 0, steps)
+                source = _numbers.get(id(optimizer)) or _number(optimizer)
+                self.number = ring.begin(STEP, self.begin_ns, -1, source, steps + 1, 0, steps)
         except Exception as error:
             RECORDER.fail(error)
 
@@ -156,7 +178,8 @@ def _counted_by_scaler(optimizer: Any) -> None:
         is_skipped = isinstance(optimizer, sys.modules["torch"].optim.Optimizer)
         steps = RECORDER.num_steps
         flags = SKIPPED if is_skipped else 0
-        ring.end(ring.begin(what(STEP, flags=flags), monotonic_ns(), -1, 0, steps + 1, 0, steps), 0, False)
+        source = _numbers.get(id(optimizer)) or _number(optimizer)
+        ring.end(ring.begin(what(STEP, flags=flags), monotonic_ns(), -1, source, steps + 1, 0, steps), 0, False)
         RECORDER.num_steps = steps + 1
         ring.set(NUM_STEPS, steps + 1)
         ring.add(NUM_SKIPPED, int(is_skipped))
