@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import Enum
 from statistics import median
 
-from eroica.pace import EFFECT, SPAN, Pace
+from eroica.pace import BLOCK, EFFECT, SPAN, Pace
 from eroica.steps import Iteration, Pause
 
 
@@ -152,7 +152,7 @@ class Degradation:
             return []
         track.last_number = iteration.number
         found: list[Trigger] = []
-        excess_ns = track.outlier_ns(duration_ns)
+        excess_ns = self._yardstick(iteration, track).outlier_ns(duration_ns)
         if iteration.pause is None:
             track.add(duration_ns)
             found += self._level(iteration, track)
@@ -210,6 +210,16 @@ class Degradation:
         self._tracks.setdefault(kind, []).append(new)
         self._num_tracks += 1
         return new
+
+    def _yardstick(self, iteration: Iteration, track: Pace) -> Pace:
+        """The iterations that say whether this one is long: its own kind or, while these are few, those with a batch
+        more or less. A loader that fetches ahead gives one too many to the first iteration of each epoch."""
+        if len(track.span.ranked) >= BLOCK:
+            return track
+        unit, num_batches, loader = iteration.unit, iteration.num_batches, iteration.loader
+        near = [*self._tracks.get((unit, num_batches - 1, loader), ())]
+        near += self._tracks.get((unit, num_batches + 1, loader), ())
+        return max(near, key=lambda other: len(other.span.ranked), default=track)
 
     def _level(self, iteration: Iteration, track: Pace) -> list[Trigger]:
         """Slow, slower still, or recovered."""

@@ -16,7 +16,7 @@ def main(num_workers: int) -> None:
     optimizer = torch.optim.Adam(net.parameters())
     data: Any = TensorDataset(torch.randn(24, 4), torch.randn(24, 1))
     updates, state = 0, None
-    for most in (12, 5, 12):
+    for most in (5, 12, 12):
         loader = StatefulDataLoader(data, batch_size=2, num_workers=num_workers)
         if state:
             loader.load_state_dict(state)
