@@ -95,7 +95,8 @@ class Watch:
         self._note_words(words)
         for record in begun:
             self._highest = max(self._highest, record.number)
-            self._saw(record.begin_ns)
+            if record.kind != ring.GC:
+                self._saw(record.begin_ns)
             if record.kind in (ring.COLLECTIVE, ring.P2P):
                 self._push(record.begin_ns, _COLLECTIVE, record)
             elif record.kind in (ring.PHASE, ring.CAPTURE):
@@ -184,7 +185,7 @@ class Watch:
             time_ns, _, what, record = heappop(events)
             found += self._judge(self._event(time_ns, what, record))
         for number in [n for n in self._pauses if n <= self._highest - LAPPED]:
-            self._learnt.end(self._pauses.pop(number), self._learnt.last_ns or 0)
+            self._end_pause(number, self._learnt.last_ns or 0)
         return found
 
     def _event(self, time_ns: int, what: int, record: Record) -> Sequence[Iteration]:
@@ -210,15 +211,24 @@ class Watch:
         if pause is not None and what == _PAUSE_BEGINS:
             self._pauses[record.number] = pause
             learnt.begin(pause, time_ns)
-        elif pause is not None and self._pauses.pop(record.number, None):
-            learnt.end(pause, time_ns)
+        else:
+            self._end_pause(record.number, time_ns)
         return ()
+
+    def _end_pause(self, number: int, time_ns: int) -> None:
+        pause = self._pauses.pop(number, None)
+        if pause is not None:
+            self._learnt.end(pause, time_ns)
+        for other in self._pauses.values():  # saves in threads, or one within the other
+            self._learnt.begin(other, time_ns)
 
     def _look_for_losses(self, seen: int | None, sequence: int, time_ns: int) -> None:
         """`sequence` says how many had ended when this one began, plus one; all of them ended before it did."""
         if sequence - 1 > (seen or 0):
             self._learnt.lose(time_ns)
-            self.num_losses += seen is not None  # else it is only that we came later
+            if seen is not None:  # else it is only that we came later
+                self.num_losses += 1
+                self._nexts = self._steps = None  # the others may be missing too
 
     def _judge(self, iterations: Sequence[Iteration]) -> list[Trigger]:
         found: list[Trigger] = []

@@ -383,7 +383,8 @@ class Iterations:
         if self._period.relearnt != relearnt:
             self.basis = Basis.COLLECTIVES
             self.unit += 1
-            self._group = _Group(time_ns, pause=self._told)  # What came before began anywhere within a unit.
+            # It was found anywhere within a unit.
+            self._group = _Group(time_ns, pause=self._told, is_partial=True)
         elif boundary and self._group is not None:
             group = self._group
             self._group = _Group(time_ns, pause=self._told)

@@ -17,9 +17,7 @@ def main() -> None:
     schedule: Any = torch.optim.lr_scheduler.LinearLR(optimizer)
     training: Any = DataLoader(TensorDataset(torch.randn(32, 4), torch.randn(32, 1)), batch_size=2, shuffle=True)
     validation: Any = DataLoader(TensorDataset(torch.randn(14, 4), torch.randn(14, 1)), batch_size=2)
-    net, optimizer, training, validation, schedule = accelerator.prepare(
-        net, optimizer, training, validation, schedule
-    )
+    net, optimizer, training, validation, schedule = accelerator.prepare(net, optimizer, training, validation, schedule)
 
     def loss(batch: Any) -> Any:
         x, y = batch
