@@ -154,6 +154,32 @@ def _clock_ratio(
     return float(np.average(ratios, weights=weights)) if ratios and sum(weights) > 0 else float("nan")
 
 
+STARVATION_EXPLAINS = 0.5
+"""Share of an excess that waiting for a core must explain before it is called contention."""
+
+
+def _starved(
+    stacked: Stacked,
+    ranks: npt.NDArray[np.intp],
+    peers: npt.NDArray[np.intp],
+    columns: npt.NDArray[np.intp],
+    excess_s: float,
+) -> str:
+    """Sentence about a training thread that was ready to run and had no core, if that explains the excess; else ""."""
+    ratio = _clock_ratio(stacked, ranks, peers, columns, "cpu_granted")
+    if not np.isfinite(ratio) or excess_s <= 0:
+        return ""
+    spent_s = float(np.median(stacked.beta[np.ix_(ranks, columns)].sum(1) * stacked.iteration_s[ranks]))
+    # With the peers' share of the core, the same work would have taken `ratio` times as long.
+    explained = spent_s * (1 - ratio) / excess_s
+    if explained < STARVATION_EXPLAINS:
+        return ""
+    return (
+        f"ready to run, the training thread gets {ratio:.0%} of the CPU time that its peers get then: waiting for a "
+        f"core explains {min(explained, 1):.0%} of the longer time"
+    )
+
+
 BUSY_THREAD = 0.2
 """A thread off the path must run this much more of the window than on the peers to count as competing for the
 interpreter."""
@@ -225,6 +251,9 @@ def cause_of(
         return Cause(
             "gil_contention", False, f"{busy}, and all host functions of the training thread take longer", same_work
         )
+    starved = _starved(stacked, ranks, peers, columns, excess_s)
+    if starved and activity in (Activity.OPERATOR, Activity.LAUNCH, Activity.PYTHON):
+        return Cause("cpu_contention", True, starved, same_work)
     if activity in (Activity.OPERATOR, Activity.LAUNCH):
         cpu = _clock_ratio(stacked, ranks, peers, columns, "cpu")
         if np.isfinite(cpu) and cpu < 0.9:

@@ -58,7 +58,7 @@ class Samples:
     values: Mapping[str, Float64s]
     """Counter name -> (samples,); NaN = not read at that instant. Known names: `sm_clock_ratio` (0..1 of the top
     clock), `throttle` (1 while a throttle reason is active), `nic_gbps`, `pcie_gbps`, `cpu_ratio` (CPU share of the
-    driving thread)."""
+    driving thread), `runqueue_ratio` (share of the time in which it was ready to run and had no core)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,10 @@ NIC_GBIT = 400.0
 """Reference for network counters."""
 LONG_SPAN_SAMPLES = 3
 """A span that holds fewer counter samples is too short for its own distribution: it takes the nearest sample."""
-MU_SOURCES = ("", "occupancy", "copy_bandwidth", "sm_clock", "pcie", "nic", "cpu", "trace")
-"""Where mu came from; "" = not measured."""
+MU_SOURCES = ("", "occupancy", "copy_bandwidth", "sm_clock", "pcie", "nic", "cpu", "trace", "cpu_granted")
+"""Where mu came from; "" = not measured. Summaries carry the index, so the list is only ever appended to."""
+LEAST_WANTED = 0.05
+"""A driving thread that wanted less of a core over a sample says nothing about what it would have got."""
 
 
 _COUNTERS = {
@@ -28,6 +30,19 @@ _COUNTERS = {
     Activity.COLLECTIVE: ("nic_gbps", NIC_GBIT, "nic"),
 }
 _HOST_COUNTER = ("cpu_ratio", 1.0, "cpu")
+
+
+def granted_cpu(samples: Samples) -> Float64s:
+    """(samples,) Of the time in which the driving thread wanted a core, the share in which it had one; NaN where it
+    wanted none.
+
+    Unlike the CPU share itself it does not fall while the thread sleeps or waits for others, so a sample that covers
+    both work and waiting still tells how the work fared.
+    """
+    ran, waited = samples.values["cpu_ratio"], samples.values["runqueue_ratio"]
+    wanted = ran + waited
+    # The kernel books a wait when it ends: one sample may hold more than its own time.
+    return np.where(wanted >= LEAST_WANTED, np.clip(ran / np.where(wanted > 0, wanted, 1.0), 0.0, 1.0), np.nan)
 
 
 def shortest_dense_part(values: Float64s, share: float = 0.8) -> tuple[int, int]:
@@ -64,7 +79,10 @@ def utilisation_of(trace: Trace, path: CriticalPath, samples: Samples | None) ->
         counter, full, label = _COUNTERS.get(activity, _HOST_COUNTER)
         if counter not in samples.values or activity == Activity.WAIT:
             continue
-        use = np.clip(samples.values[counter] / full, 0.0, 1.0)
+        if counter == "cpu_ratio" and "runqueue_ratio" in samples.values:
+            use, label = granted_cpu(samples), "cpu_granted"
+        else:
+            use = np.clip(samples.values[counter] / full, 0.0, 1.0)
         rows_of = np.flatnonzero(path.activity == activity)
         if not len(rows_of):
             continue
