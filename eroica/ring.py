@@ -266,6 +266,10 @@ class Ring:
         """Raise a counter that only one thread at a time raises."""
         self._words[(_WORDS_AT >> 3) + word] += value
 
+    def get(self, word: int) -> int:
+        """A counter, as last set."""
+        return self._words[(_WORDS_AT >> 3) + word]
+
     @property
     def mailbox(self) -> int:
         """The word that somebody else left with `post`; 0 = nothing yet."""

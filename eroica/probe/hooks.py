@@ -76,8 +76,10 @@ def _loader(module: Any) -> None:
             recorder.fail(error)
         try:
             batch = original(self)
-        except BaseException:
+        except BaseException as error:
             _next_ended(ring, number, begin_ns, True)
+            if not isinstance(error, StopIteration):
+                recorder.capture.interrupted(ring)
             raise
         _next_ended(ring, number, begin_ns, False)
         return batch
@@ -92,6 +94,7 @@ def _next_ended(ring: Ring, number: int, begin_ns: int, raised: bool) -> None:
         ring.end(number, monotonic_ns() - begin_ns, raised)
         RECORDER.num_nexts = num_nexts = RECORDER.num_nexts + 1
         ring.set(NUM_NEXTS, num_nexts)
+        RECORDER.capture.fetched(ring, RECORDER.num_steps, num_nexts)
     except Exception as error:
         RECORDER.fail(error)
 
@@ -114,6 +117,7 @@ class _Steps:
                 # The last step left by an exception, and torch calls no hook then.
                 ring.end(self.number, monotonic_ns() - self.begin_ns, True)
                 RECORDER.depth = 0
+                RECORDER.capture.interrupted(ring)
             depth = RECORDER.depth
             RECORDER.depth = depth + 1
             if not depth:
@@ -134,6 +138,7 @@ class _Steps:
                 ring.end(self.number, monotonic_ns() - self.begin_ns, False)
                 RECORDER.num_steps += 1
                 ring.set(NUM_STEPS, RECORDER.num_steps)
+                RECORDER.capture.stepped(ring, RECORDER.num_steps, RECORDER.num_nexts)
         except Exception as error:
             RECORDER.fail(error)
 
@@ -183,8 +188,33 @@ def _counted_by_scaler(optimizer: Any) -> None:
         RECORDER.num_steps = steps + 1
         ring.set(NUM_STEPS, steps + 1)
         ring.add(NUM_SKIPPED, int(is_skipped))
+        RECORDER.capture.stepped(ring, steps + 1, RECORDER.num_nexts)
     except Exception as error:
         RECORDER.fail(error)
+
+
+def _profiler(module: Any) -> None:
+    """Hear of the profilers of the user, who come first: torch has one at a time."""
+    prepare, leave, started = module.profile._prepare_trace, module.profile.__exit__, module._run_on_profiler_start
+
+    @functools.wraps(prepare)
+    def _prepare_trace(self: Any) -> None:
+        RECORDER.capture.prepares(self, RECORDER.ring)
+        prepare(self)
+
+    @functools.wraps(leave)
+    def __exit__(self: Any, *error: Any) -> Any:
+        RECORDER.capture.released(self)
+        return leave(self, *error)
+
+    @functools.wraps(started)
+    def _run_on_profiler_start() -> None:
+        # emit_nvtx and emit_itt begin with this alone.
+        RECORDER.capture.starts(RECORDER.ring)
+        started()
+
+    module.profile._prepare_trace, module.profile.__exit__ = _prepare_trace, __exit__
+    module._run_on_profiler_start = _run_on_profiler_start
 
 
 def _dynamo(module: Any) -> None:
@@ -198,5 +228,6 @@ _PLACES: dict[str, Callable[[Any], None]] = {
     "optimizer": _optimizer,
     "scaler": _scaler,
     "collectives": collectives.place,
+    "profiler": _profiler,
     "dynamo": _dynamo,
 }

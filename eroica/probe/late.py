@@ -35,6 +35,7 @@ HOOKED = {
     "torch.optim.optimizer": "optimizer",
     "torch.amp.grad_scaler": "scaler",
     "torch.distributed.distributed_c10d": "collectives",
+    "torch.autograd.profiler": "profiler",
     "torch._dynamo.trace_rules": "dynamo",
 }
 """Modules and the function of `hooks` that is called once each has run. `torch` imports most of the others itself,

@@ -20,6 +20,7 @@ from types import ModuleType, TracebackType
 
 from eroica import ring as flight
 from eroica.probe import rank, workspace
+from eroica.probe.capture import Capture
 from eroica.probe.place import job_name, ring_folder
 from eroica.probe.rank import Place
 from eroica.ring import Ring
@@ -44,6 +45,8 @@ class Recorder:
         """Optimizer steps that are under way, one inside of the other."""
         self.pending: set[int] = set()
         """Records whose end a thread of the process group will tell."""
+        self.capture = Capture(_is_from_signal_handler)
+        """Windows that an agent asks for."""
         self._arming = allocate_lock()
         self._is_watching = False
         self._is_helper = False
@@ -128,6 +131,8 @@ class Recorder:
             while self.pending and distributed.is_initialized():
                 time.sleep(0.005)
             time.sleep(0.01)  # the thread has yet to leave the callback
+        with contextlib.suppress(Exception):
+            self.capture.finish(self.ring)
         ring, self.ring = self.ring, None
         self.is_off = True
         if ring is not None:
@@ -142,6 +147,7 @@ class Recorder:
         """In a forked child: the ring is the parent's. The child of a rank is a helper; another may become a rank."""
         self.is_off = self.is_off or self.ring is not None
         self.ring = None
+        self.capture.forked()
         self.depth = 0
         self.pending = set()
         self._arming = allocate_lock()
