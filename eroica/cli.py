@@ -1,4 +1,4 @@
-"""The command line: `eroica diagnose`, `show` and `demo`.
+"""The command line: `eroica run`, `diagnose`, `show` and `demo`.
 
 It turns arguments into calls, and results and errors into text and exit statuses; no other module prints or exits.
 stdout holds results only; progress and messages go to stderr, progress only on a terminal. What a command needs is
@@ -25,6 +25,7 @@ from eroica.errors import EroicaError, UserError
 
 if TYPE_CHECKING:
     from eroica.findings import Detail, Diagnosis
+    from eroica.live import Incident
 
 FORMATS = ("text", "json", "md", "html", "prompt")
 KINDS_FOUND = 3
@@ -63,6 +64,31 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"eroica {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    command = _command(
+        commands,
+        "run",
+        _run,
+        "run a training job and watch it: what makes it slow or hang is told while it runs",
+        "eroica run --out incidents/ -- torchrun --nproc-per-node 4 train.py",
+    )
+    command.add_argument(
+        "--out", type=Path, default=Path("eroica-out"), metavar="DIR", help="for the diagnoses (default: eroica-out)"
+    )
+    command.add_argument("--job", default="", metavar="NAME", help="name of the job in the reports")
+    command.add_argument(
+        "--no-baseline", action="store_true", help="do not capture a window after warm-up to compare later ones with"
+    )
+    command.add_argument(
+        "--frames",
+        choices=("sampled", "traced", "none"),
+        default="sampled",
+        help="how Python frames come into a window: looked at some hundred times a second, every call (dearer), or not",
+    )
+    command.add_argument("--keep-captures", action="store_true", help="keep the traces of each diagnosis in DIR")
+    command.add_argument(
+        "words", nargs=argparse.REMAINDER, metavar="-- COMMAND...", help="the job, as you would start it yourself"
+    )
 
     command = _command(
         commands,
@@ -178,6 +204,54 @@ def _kinds(text: str) -> frozenset[str]:
     if not kinds or kinds - set(KINDS):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of {', '.join(KINDS)}")
     return kinds
+
+
+def _run(options: argparse.Namespace) -> int:
+    from eroica.commands import Frames
+    from eroica.coordinator import Policy
+    from eroica.live import Run, run
+
+    words = options.words[1:] if options.words[:1] == ["--"] else options.words
+    if not words:
+        options.usage("no COMMAND; for example: eroica run -- torchrun --nproc-per-node 4 train.py")
+    plan = Run(
+        command=words,
+        job=options.job,
+        keep_captures=options.out if options.keep_captures else None,
+        policy=Policy(baseline=not options.no_baseline, frames=Frames[options.frames.upper()]),
+    )
+    return run(plan, _teller(options.out), lambda text: _say(f"eroica: {text}"))
+
+
+def _teller(folder: Path) -> Callable[[Incident], None]:
+    """Shows an incident on stderr, since stdout is the job's, and keeps it in `folder`."""
+
+    def tell(incident: Incident) -> None:
+        from eroica.findings import to_json
+        from eroica.live import history_line
+
+        diagnosis = incident.diagnosis
+        if diagnosis.kind == "healthy" and diagnosis.window.trigger == "baseline":
+            return
+        number = to_json(diagnosis)["id"]
+        names = (f"diagnosis-{number}.json", f"report-{number}.html")
+        failure = _write_reports(folder, diagnosis, incident.detail, names)
+        if failure is None:
+            with open(folder / "incidents.jsonl", "a", encoding="utf-8") as history:
+                history.write(history_line(incident, names) + "\n")
+        if sys.stderr is not None:
+            with contextlib.suppress(OSError):
+                sys.stderr.write(_encodable(_render(diagnosis, incident.detail, "text"), sys.stderr.encoding) + "\n")
+                sys.stderr.flush()
+        _say(f"eroica: {failure}" if failure is not None else f"eroica: see {folder / names[1]}")
+
+    def safe(incident: Incident) -> None:
+        try:
+            tell(incident)
+        except OSError as error:
+            _say(f"eroica: {folder}: a diagnosis could not be kept there ({error.strerror or error})")
+
+    return safe
 
 
 def _diagnose(options: argparse.Namespace) -> int:
@@ -297,9 +371,13 @@ def _print_text(text: str) -> None:
     """Write to stdout in what encoding it has; a character that it lacks must not lose the answer."""
     if sys.stdout is None:
         raise UserError("standard output is closed, so the result cannot be shown; redirect it to a file")
-    encoding = sys.stdout.encoding or "utf-8"
-    sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+    sys.stdout.write(_encodable(text, sys.stdout.encoding))
     sys.stdout.flush()
+
+
+def _encodable(text: str, encoding: str | None) -> str:
+    encoding = encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _say(message: str) -> None:
@@ -311,12 +389,17 @@ def _say(message: str) -> None:
             sys.stderr.write(escape(message) + "\n")
 
 
-def _write_reports(folder: Path, diagnosis: Diagnosis, detail: Detail) -> EroicaError | None:
+def _write_reports(
+    folder: Path,
+    diagnosis: Diagnosis,
+    detail: Detail | None,
+    names: tuple[str, str] = ("diagnosis.json", "report.html"),
+) -> EroicaError | None:
     """Returns the error instead of raising it: a full disk must not lose an answer that can still be printed."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write(folder / "diagnosis.json", _render(diagnosis, detail, "json"))
-        _write(folder / "report.html", _render(diagnosis, detail, "html"))
+        _write(folder / names[0], _render(diagnosis, detail, "json"))
+        _write(folder / names[1], _render(diagnosis, detail, "html"))
     except OSError as error:
         return UserError(f"{folder}: the reports cannot be written there ({error.strerror}); choose another --out")
     return None

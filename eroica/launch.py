@@ -42,6 +42,7 @@ FORWARDED = tuple(
     for name in ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGTSTP", "SIGCONT", "SIGWINCH")
 )
 _OF_TERMINALS = frozenset((signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGWINCH, signal.SIGHUP))
+_ENDING = frozenset((signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM))
 _TO_ARRIVE_S = 0.02
 """Between the signal's arrival here and at the other members of the group: `timeout` sends two, microseconds apart, and
 a scheduler that goes through the processes needs a few milliseconds on a busy machine."""
@@ -143,6 +144,7 @@ class Job:
 
     def __init__(self, command: list[str], environment: Mapping[str, str]) -> None:
         self._arrived: list[int] = []
+        self._is_told_to_end = False
         self._witness: _Witness | None = _Witness.call()
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._handlers: dict[int, object] = {}
@@ -155,6 +157,11 @@ class Job:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def is_told_to_end(self) -> bool:
+        """It was asked to end: by a signal that we saw, or by `end`. Deaths of ranks from then on are no crash."""
+        return self._is_told_to_end
 
     @property
     def pid(self) -> int:
@@ -211,6 +218,12 @@ class Job:
                 os.kill(os.getpid(), number)
                 signal.signal(number, self._arrive)
 
+    def end(self) -> None:
+        """Ask the command to end, as `kill` does; for whoever started it only to look at it."""
+        if self._process.poll() is None:
+            self._is_told_to_end = True
+            self._process.terminate()
+
     def close(self) -> None:
         """Give the signals back to who had them. The command is left alone."""
         for number, handler in self._handlers.items():
@@ -226,6 +239,7 @@ class Job:
 
     def _arrive(self, number: int, frame: FrameType | None) -> None:
         self._arrived.append(number)
+        self._is_told_to_end = self._is_told_to_end or number in _ENDING
         with contextlib.suppress(OSError):
             os.write(self._wake_write, b"\0")
 

@@ -257,7 +257,9 @@ class Capture:
         window, self._window = self._window, None
         with contextlib.suppress(Exception):
             self._enter(ring, State.FAILED)
-            ring.note(capture=self._command.window if self._command else 0, fault=f"{type(error).__name__}: {error}"[:300])
+            ring.note(
+                capture=self._command.window if self._command else 0, fault=f"{type(error).__name__}: {error}"[:300]
+            )
         if window is not None:
             with contextlib.suppress(Exception):
                 window.stop(ring, True)

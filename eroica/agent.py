@@ -1,0 +1,232 @@
+"""Watches the ranks of one host through their flight rings, and does for the coordinator what must be done here.
+
+It reads rings (never the processes themselves, but for stacks when a job hangs), turns their records into iterations
+and changes of pace (`marks`), leaves commands in mailboxes, and reduces captures to summaries, in worker processes of
+low priority, so that only kilobytes travel. It decides nothing: that is the coordinator's. One per host; `poll` is
+called some ten times a second by whoever owns the loop (`live`). Losing it costs a rank nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from eroica import bus, ring, views
+from eroica.bus import Abort, Commit, LookCloser, Message, Prepare
+from eroica.captures import capture_path, summarize_capture
+from eroica.commands import Command, Frames, State, Unit, Verb, parse_answer
+from eroica.errors import DataError, EroicaError
+from eroica.marks import Watch
+from eroica.ring import Tail
+
+RECENT = 16
+"""Iterations whose median is told as the pace."""
+
+
+@dataclass(slots=True)
+class _Rank:
+    """A ring and what was made of it."""
+
+    tail: Tail
+    watch: Watch
+    words: tuple[int, ...]
+    notes: list[dict[str, object]]
+    has_group: bool = False
+    is_alive: bool = True
+    answer: int = 0
+    standing: bus.Standing | None = None
+
+    @property
+    def seniority(self) -> tuple[int, bool, int]:
+        """Which of several rings of one rank number is the rank's: a program that a rank starts inherits RANK."""
+        identity = self.tail.identity
+        return identity.generation, self.has_group, identity.wall_ns
+
+
+class Agent:
+    """See the module."""
+
+    def __init__(self, folder: Path, link: bus.Bus, *, host: str, executor: Executor) -> None:
+        """`folder`: where the ranks of this host leave their rings. `executor`: for the reading of captures."""
+        self.folder = folder
+        self._bus = link
+        self._host = host
+        self._executor = executor
+        self._rings: dict[Path, _Rank] = {}
+        self._refused: set[Path] = set()
+        self._pending: dict[Future[bytes | str], tuple[int, int]] = {}
+        self._commands: dict[int, Prepare] = {}
+        link.subscribe(bus.TO_AGENTS, self._take)
+
+    def ranks(self) -> dict[int, _Rank]:
+        """The rings that count: per rank the senior one of the newest start."""
+        newest = max((r.tail.identity.generation for r in self._rings.values()), default=0)
+        chosen: dict[int, _Rank] = {}
+        for entry in self._rings.values():
+            if entry.tail.identity.generation != newest:
+                continue
+            rank = entry.words[ring.RANK]
+            if rank not in chosen or entry.seniority > chosen[rank].seniority:
+                chosen[rank] = entry
+        return chosen
+
+    @property
+    def is_busy(self) -> bool:
+        """Captures are being read."""
+        return bool(self._pending)
+
+    def poll(self, now_ns: int) -> None:
+        """Look at all rings and tell what is new. `now_ns`: CLOCK_MONOTONIC."""
+        self._discover()
+        for path, entry in list(self._rings.items()):
+            try:
+                news = entry.tail.poll()
+            except (OSError, DataError):
+                entry.tail.close()
+                del self._rings[path]
+                self._refused.add(path)
+                continue
+            entry.words = news.words
+            entry.notes += news.notes
+            entry.has_group = entry.has_group or any("group" in note for note in news.notes)
+            triggers = entry.watch.feed(news.begun, news.ended, news.words, now_ns)
+            if entry.is_alive:
+                triggers += entry.watch.check(now_ns)
+            rank = entry.words[ring.RANK]
+            if self.ranks().get(rank) is not entry:
+                continue
+            self._tell_life(entry, rank)
+            for trigger in triggers:
+                self._bus.publish(bus.Noticed(rank=rank, trigger=trigger))
+            self._tell_standing(entry, rank)
+            self._tell_answer(entry, rank)
+        self._collect()
+
+    def close(self) -> None:
+        """Stop reading; files stay."""
+        for entry in self._rings.values():
+            entry.tail.close()
+        self._rings.clear()
+        for future in self._pending:
+            future.cancel()
+
+    def _discover(self) -> None:
+        for path in self.folder.glob(f"*{ring.SUFFIX}"):
+            if path in self._rings or path in self._refused:
+                continue
+            try:
+                tail = Tail(path)
+                words = tail.poll_words()
+            except FileNotFoundError:
+                continue
+            except (OSError, DataError):
+                self._refused.add(path)
+                continue
+            watch = Watch(words[ring.RANK], tail.identity.generation)
+            self._rings[path] = _Rank(tail, watch, words, [])
+
+    def _tell_life(self, entry: _Rank, rank: int) -> None:
+        if not entry.is_alive or ring.is_alive(entry.tail.identity) is not False:
+            return
+        # Its last words were written before it went; what `poll` saw a moment ago may be older.
+        with contextlib.suppress(OSError, DataError):
+            entry.words = entry.tail.poll_words()
+        entry.is_alive = False
+        if entry.words[ring.STATE] == ring.ARMED:
+            self._bus.publish(bus.Died(rank=rank, pid=entry.tail.identity.pid))
+
+    def _tell_standing(self, entry: _Rank, rank: int) -> None:
+        watch = entry.watch
+        recent = [i.duration_ns for i in list(watch.iterations)[-RECENT:]]
+        words = entry.words
+        standing = bus.Standing(
+            host=self._host,
+            rank=rank,
+            world_size=max(words[ring.WORLD_SIZE], 0),
+            generation=entry.tail.identity.generation,
+            unit=watch.unit,
+            count=words[ring.NUM_NEXTS if watch.unit is Unit.NEXTS else ring.NUM_STEPS],
+            per_iteration=watch.steps_per_iteration if watch.unit is not None and watch.iterations else 0,
+            aligned=watch.iterations[-1].step if watch.iterations else 0,
+            num_iterations=watch.num_iterations,
+            iteration_s=median(recent) / 1e9 if recent else None,
+            is_alive=entry.is_alive and words[ring.STATE] == ring.ARMED,
+        )
+        if standing != entry.standing:
+            entry.standing = standing
+            self._bus.publish(standing)
+
+    def _tell_answer(self, entry: _Rank, rank: int) -> None:
+        value = entry.words[ring.ANSWER]
+        if value == entry.answer:
+            return
+        entry.answer = value
+        answered = parse_answer(value)
+        if answered is None or answered[0] not in self._commands:
+            return
+        window, state = answered
+        if state is State.DONE:
+            path = capture_path(entry.tail.path.parent, window, rank)
+            future = self._executor.submit(
+                summarize_capture, str(path), rank, entry.words[ring.WORLD_SIZE], self._host, None
+            )
+            self._pending[future] = window, rank
+        self._bus.publish(bus.Answered(window=window, rank=rank, state=state))
+
+    def _collect(self) -> None:
+        for future in [future for future in self._pending if future.done()]:
+            window, rank = self._pending.pop(future)
+            try:
+                result = future.result()
+            except Exception as error:  # a worker that was killed, above all
+                result = f"could not be summarized: {type(error).__name__}: {error}"
+            if isinstance(result, bytes):
+                self._bus.publish(bus.Summarized(window=window, rank=rank, summary=result))
+            else:
+                self._bus.publish(bus.Summarized(window=window, rank=rank, summary=None, problem=result))
+
+    def _take(self, message: Message) -> None:
+        if isinstance(message, Prepare):
+            self._commands[message.window] = message
+            self._post(message, Verb.PREPARE)
+        elif isinstance(message, (Commit, Abort)) and message.window in self._commands:
+            verb = Verb.COMMIT if isinstance(message, Commit) else Verb.ABORT
+            self._post(self._commands[message.window], verb)
+        elif isinstance(message, LookCloser):
+            self._look(message.look)
+
+    def _look(self, number: int) -> None:
+        try:
+            seen = views.look_closer(self.folder)
+        except (EroicaError, OSError) as error:
+            looked = bus.Looked(look=number, host=self._host, views=(), notes=(str(error),))
+        else:
+            looked = bus.Looked(
+                look=number,
+                host=self._host,
+                views=tuple(seen.views),
+                limit_s=seen.limit_s,
+                notes=tuple(seen.notes),
+            )
+        self._bus.publish(looked)
+
+    def _post(self, window: Prepare, verb: Verb) -> None:
+        word = Command(
+            window=window.window,
+            verb=verb,
+            start=window.start,
+            num_steps=window.num_steps,
+            unit=window.unit,
+            frames=Frames(window.frames),
+        ).word()
+        for rank, entry in self.ranks().items():
+            if not entry.is_alive:
+                continue
+            try:
+                ring.post(entry.tail.path, word)
+            except OSError as error:
+                problem = f"has a mailbox that cannot be written ({error.strerror})"
+                self._bus.publish(bus.Summarized(window=window.window, rank=rank, summary=None, problem=problem))

@@ -1,0 +1,150 @@
+"""What agents and the coordinator tell each other, and the bus that carries it inside of one process.
+
+Messages are values without behaviour. Commands carry raw step counts, never "on receipt". `eroica run` delivers them
+by `Bus`, in order, when its loop says so; nothing here knows of sockets. Used by `agent`, `coordinator` and `live`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from eroica.commands import Frames, State, Unit
+from eroica.degradation import Trigger
+from eroica.standing import RankView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Where one rank is. Told whenever it has moved."""
+
+    host: str
+    rank: int
+    world_size: int
+    """0 if unknown."""
+    generation: int
+    """Start of the job that this rank belongs to."""
+    unit: Unit | None
+    """What `count` counts; None while neither steps nor batches are seen."""
+    count: int
+    per_iteration: int
+    """Units to one iteration; 0 while it is not learnt."""
+    aligned: int
+    """A count at which an iteration ended: a window starts whole iterations away from it."""
+    num_iterations: int
+    """Seen in this start of the job."""
+    iteration_s: float | None
+    """Median of the last ones."""
+    is_alive: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noticed:
+    """A rank's pace has changed."""
+
+    rank: int
+    trigger: Trigger
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Died:
+    """A rank's process has gone without saying that it reached its end."""
+
+    rank: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """How far a rank is with a window."""
+
+    window: int
+    rank: int
+    state: State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summarized:
+    """A rank's capture, reduced (`codec.write_summary`), or why there is none."""
+
+    window: int
+    rank: int
+    summary: bytes | None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looked:
+    """What an agent saw when it looked at its ranks closely."""
+
+    look: int
+    host: str
+    views: tuple[RankView, ...]
+    limit_s: float = 0.0
+    """Silence that counts as standing still in this job."""
+    notes: tuple[str, ...] = ()
+    """What could not be looked at."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepare:
+    """Capture these steps, if all ranks can; see `commands`."""
+
+    window: int
+    unit: Unit
+    start: int
+    num_steps: int
+    frames: Frames
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """All that can have answered: do it."""
+
+    window: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abort:
+    """Leave it."""
+
+    window: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookCloser:
+    """Read stacks and process states of all local ranks."""
+
+    look: int
+
+
+Message: TypeAlias = Standing | Noticed | Died | Answered | Summarized | Looked | Prepare | Commit | Abort | LookCloser
+
+TO_COORDINATOR = (Standing, Noticed, Died, Answered, Summarized, Looked)
+TO_AGENTS = (Prepare, Commit, Abort, LookCloser)
+
+
+class Bus:
+    """Carries messages in the order in which they were published; takers may publish more."""
+
+    def __init__(self) -> None:
+        self._takers: list[tuple[tuple[type, ...], Callable[[Message], None]]] = []
+        self._queue: deque[Message] = deque()
+
+    def subscribe(self, kinds: tuple[type, ...], take: Callable[[Message], None]) -> None:
+        """Have `take` called with each message of these kinds."""
+        self._takers.append((kinds, take))
+
+    def publish(self, message: Message) -> None:
+        """Queue a message; `deliver` hands it on."""
+        self._queue.append(message)
+
+    def deliver(self) -> None:
+        """Hand on all that is queued, and what comes of it."""
+        while self._queue:
+            message = self._queue.popleft()
+            for kinds, take in self._takers:
+                if isinstance(message, kinds):
+                    take(message)

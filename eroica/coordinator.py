@@ -1,0 +1,463 @@
+"""Decides when all ranks of a job are captured together or looked at closely, and makes the diagnosis of it.
+
+A state machine: messages and the time go in, messages and diagnoses come out; it has no clock, thread or socket of its
+own, so a test drives hours of it in milliseconds. One per job. It sees a job through what agents tell (`bus`) and
+never touches a process. Used by `live`.
+
+A window, from a slowdown that rank 2 notices at step 117, one step per iteration, 0.1 s each:
+
+    Noticed(rank 2)                all ranks stand at 117 or 118
+    Prepare(start 126, 20 steps)   8 ahead: what the commands need to arrive, twice
+    Answered PREPARED x 4          the last one at 121
+    Commit                         ranks capture from 126 to 146, each at its own boundary
+    Answered DONE x 4, Summarized x 4
+    diagnosis                      stack, localize, diagnose
+
+A rank that answers LATE moves the start further ahead, for all; one that is busy or unable is left out and named.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from eroica import codec
+from eroica.bus import (
+    Abort,
+    Answered,
+    Commit,
+    Died,
+    LookCloser,
+    Looked,
+    Message,
+    Noticed,
+    Prepare,
+    Standing,
+    Summarized,
+)
+from eroica.commands import MOST_START, MOST_STEPS, Frames, State, Unit
+from eroica.degradation import Change, Trigger
+from eroica.job import format_ranks
+from eroica.pattern import Summary
+from eroica.standing import RankView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How windows are chosen. Times in seconds."""
+
+    baseline: bool = True
+    """Capture a window after warm-up, so that later ones have something to be compared with."""
+    baseline_after: int = 24
+    """Iterations that a rank must have behind it then: twice the warm-up of `degradation`."""
+    window_s: float = 2.0
+    """Aimed at: noise of the host evens out over some seconds, and the trace stays small."""
+    fewest: int = 10
+    most: int = 40
+    """Iterations in a window; further ones of a periodic fault are added up to this."""
+    lead_s: float = 0.6
+    """From the command to the start: two rounds of messages at 10 looks a second, twice over."""
+    answer_s: float = 20.0
+    """For all answers to a PREPARE, on top of the time to the start."""
+    finish_s: float = 120.0
+    """From the commit to the last summary, on top of five times the window's expected length."""
+    rest_s: float = 20.0
+    """Between the end of one window and the next of its own accord; a window costs the job a few per cent."""
+    tries: int = 3
+    """Starts that are moved ahead because a rank was late."""
+    look_again_s: float = 1.0
+    """A rank that stands still is looked at twice, so far apart; the second look counts."""
+    look_later_s: float = 10.0
+    """To the next look at a rank that stands still while nothing can be said about it; doubled each time, up to 32
+    times."""
+    frames: Frames = Frames.SAMPLED
+
+    def __post_init__(self) -> None:
+        if not 0 < self.fewest <= self.most <= MOST_STEPS:
+            raise ValueError(f"Policy: 0 < fewest ({self.fewest}) <= most ({self.most}) <= {MOST_STEPS} must hold")
+
+
+@dataclass(slots=True)
+class Window:
+    """One window under way, or over."""
+
+    number: int
+    trigger: str
+    """"slowdown", "recurring", "baseline" or "manual"."""
+    cause: Trigger | None
+    rank: int | None
+    """Who noticed it."""
+    asked_ns: int
+    unit: Unit = Unit.STEPS
+    start: int = 0
+    num_steps: int = 0
+    num_iterations: int = 0
+    expected_s: float = 0.0
+    ranks: tuple[int, ...] = ()
+    """Whom it was proposed to."""
+    answers: dict[int, State] = field(default_factory=dict)
+    summaries: dict[int, Summary] = field(default_factory=dict)
+    problems: dict[int, str] = field(default_factory=dict)
+    committed: bool = False
+    deadline_ns: int = 0
+    num_tries: int = 1
+
+
+@dataclass(slots=True)
+class Look:
+    """A hang or a crash that is being looked at."""
+
+    number: int
+    trigger: Trigger | None
+    """None: a process has died."""
+    rank: int
+    """Who gave the reason."""
+    views: dict[int, RankView] = field(default_factory=dict)
+    """By rank, as they were at the last look."""
+    limit_s: float = 0.0
+    """Silence that counts as standing still: the longest of what the hosts say."""
+    notes: list[str] = field(default_factory=list)
+    num_looks: int = 0
+    hosts: set[str] = field(default_factory=set)
+    """That have answered this time."""
+    due_ns: int | None = None
+    """When to look again."""
+    deadline_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Again:
+    """A silence without an explanation so far."""
+
+    rank: int
+    trigger: Trigger
+    due_ns: int
+    num: int
+
+
+ENDED = (State.DONE, State.DISCARDED, State.FAILED, State.ABORTED, State.UNABLE, State.BUSY, State.LATE)
+WHY = {
+    State.LATE: "saw the command too late",
+    State.BUSY: "has another profiler active",
+    State.DISCARDED: "left its capture by an exception, its end or the time limit",
+    State.FAILED: "could not write its capture",
+    State.UNABLE: "cannot capture",
+    State.ABORTED: "was told to leave it",
+}
+
+
+class Coordinator:
+    """See the module. `publish` sends a message; `on_window` and `on_look` get what is complete, and `on_look` says
+    whether it was explained; `on_recovered` gets the rank and what it recovered from."""
+
+    def __init__(
+        self,
+        publish: Callable[[Message], None],
+        on_window: Callable[[Window], None],
+        on_look: Callable[[Look], bool],
+        on_recovered: Callable[[int, Trigger], None],
+        policy: Policy | None = None,
+    ) -> None:
+        self.policy = policy or Policy()
+        self.standings: dict[int, Standing] = {}
+        self.window: Window | None = None
+        self.look: Look | None = None
+        self.has_baseline = not self.policy.baseline
+        self.is_resting = False
+        """The job is being ended: nothing new is begun, and nobody's death is a crash."""
+        self._publish = publish
+        self._on_window = on_window
+        self._on_look = on_look
+        self._on_recovered = on_recovered
+        self._wanted: Window | None = None
+        self._rest_until_ns = 0
+        self._number = 0
+        self._generation = 0
+        self._dead: set[int] = set()
+        self._again: _Again | None = None
+
+    def handle(self, message: Message, now_ns: int) -> None:
+        """Take a message of an agent."""
+        if isinstance(message, Standing):
+            self._stand(message, now_ns)
+        elif isinstance(message, Noticed):
+            self._notice(message.rank, message.trigger, now_ns)
+        elif isinstance(message, Died):
+            if message.rank not in self._dead:
+                self._dead.add(message.rank)
+                self._look_at(message.rank, None, now_ns)
+        elif isinstance(message, Answered):
+            self._answered(message, now_ns)
+        elif isinstance(message, Summarized):
+            self._summarized(message, now_ns)
+        elif isinstance(message, Looked):
+            self._looked(message, now_ns)
+
+    def ask(self, now_ns: int, num_iterations: int | None = None) -> None:
+        """A person wants a window now."""
+        self._wanted = self._new_window("manual", None, None, now_ns)
+        if num_iterations is not None:
+            self._wanted.num_iterations = min(max(num_iterations, 1), self.policy.most)
+        self._rest_until_ns = 0
+        self._begin(now_ns)
+
+    def tick(self, now_ns: int) -> None:
+        """Let time pass: deadlines, the baseline window, the second look."""
+        window, look = self.window, self.look
+        if window is not None and now_ns >= window.deadline_ns:
+            if window.committed:
+                self._finish(now_ns)
+            else:
+                self._commit_or_leave(now_ns, late=True)
+        if look is not None:
+            if look.due_ns is not None and now_ns >= look.due_ns:
+                look.due_ns = None
+                look.deadline_ns = now_ns + round(self.policy.answer_s * 1e9)
+                self._publish(LookCloser(look=look.number))
+            elif look.due_ns is None and now_ns >= look.deadline_ns:
+                self._looked_enough(now_ns)
+        again = self._again
+        if again is not None and now_ns >= again.due_ns and self.look is None:
+            self._look_at(again.rank, again.trigger, now_ns)
+        if not self.has_baseline and self._wanted is None and self.window is None and self._is_warm():
+            self.has_baseline = True
+            self._wanted = self._new_window("baseline", None, None, now_ns)
+        self._begin(now_ns)
+
+    def _is_warm(self) -> bool:
+        alive = [s for s in self.standings.values() if s.is_alive]
+        expected = max((s.world_size for s in alive), default=0)
+        return len(alive) >= max(expected, 1) and all(
+            s.per_iteration > 0 and s.num_iterations >= self.policy.baseline_after for s in alive
+        )
+
+    def _stand(self, standing: Standing, now_ns: int) -> None:
+        if standing.generation > self._generation:
+            # An elastic restart: counts start at 0, and what was under way is gone with its processes.
+            self._generation = standing.generation
+            self.standings.clear()
+            self._dead.clear()
+            self._wanted = self._again = None
+            self._leave(now_ns)
+        if standing.generation == self._generation:
+            self.standings[standing.rank] = standing
+            if not standing.is_alive and self.window is not None:
+                self._finish_if_complete(now_ns)
+
+    def _notice(self, rank: int, trigger: Trigger, now_ns: int) -> None:
+        if trigger.generation != self._generation and self.standings:
+            return
+        if trigger.change is Change.RECOVERED:
+            if trigger.ended is Change.STALLED:
+                self._again = None
+            self._on_recovered(rank, trigger)
+        elif trigger.change is Change.STALLED:
+            self._look_at(rank, trigger, now_ns)
+        elif self._wanted is None and (self.window is None or self.window.trigger == "baseline"):
+            # Ranks of a job slow down together; the first one to say so speaks for all.
+            kind = "recurring" if trigger.change is Change.RECURRING else "slowdown"
+            self._wanted = self._new_window(kind, trigger, rank, now_ns)
+            self._begin(now_ns)
+
+    def _new_window(self, kind: str, cause: Trigger | None, rank: int | None, now_ns: int) -> Window:
+        self._number = self._number % 65535 + 1
+        return Window(self._number, kind, cause, rank, now_ns)
+
+    def _begin(self, now_ns: int) -> None:
+        """Propose the window that is wanted, if it can be now."""
+        window = self._wanted
+        if window is None or self.window is not None or self.look is not None or now_ns < self._rest_until_ns:
+            return
+        if self.is_resting or self._again is not None:
+            return
+        alive = {rank: s for rank, s in self.standings.items() if s.is_alive and s.unit is not None}
+        learnt = [s for s in alive.values() if s.per_iteration > 0 and s.iteration_s]
+        if not learnt:
+            return
+        self._wanted = None
+        self.window = window
+        window.ranks = tuple(sorted(alive))
+        self._propose(window, learnt, now_ns)
+
+    def _propose(self, window: Window, learnt: list[Standing], now_ns: int) -> None:
+        policy = self.policy
+        first = max(learnt, key=lambda s: s.count)
+        assert first.unit is not None
+        per, pace_s = first.per_iteration, max(s.iteration_s or 0.0 for s in learnt)
+        if not window.num_iterations:
+            window.num_iterations = min(max(math.ceil(policy.window_s / pace_s), policy.fewest), policy.most)
+        lead = math.ceil(policy.lead_s * window.num_tries / pace_s) + 2 * window.num_tries
+        start = first.aligned + (math.ceil((first.count - first.aligned) / per) + lead) * per
+        every = window.cause.every if window.cause is not None else None
+        if every:
+            # Meet the next slow one: two periods if they are short, else the surroundings of one.
+            if 2 * every <= policy.most:
+                window.num_iterations = max(2 * every, policy.fewest)
+            else:
+                assert window.cause is not None
+                before = max(2, policy.fewest // 2)
+                shown = window.cause.step
+                ahead = math.ceil(max(start + before * per - shown, 0) / (every * per))
+                start = shown + ahead * every * per - before * per
+                window.num_iterations = 2 * before
+        window.unit, window.start = first.unit, start
+        window.num_steps = min(window.num_iterations * per, MOST_STEPS)
+        window.expected_s = pace_s * window.num_steps / per
+        window.answers.clear()
+        if start > MOST_START:
+            self.window = None
+            return
+        to_start_s = (start - first.count) / per * pace_s
+        window.deadline_ns = now_ns + round((to_start_s + policy.answer_s) * 1e9)
+        self._publish(
+            Prepare(
+                window=window.number,
+                unit=window.unit,
+                start=start,
+                num_steps=window.num_steps,
+                frames=policy.frames,
+            )
+        )
+
+    def _answered(self, message: Answered, now_ns: int) -> None:
+        window = self.window
+        if window is None or message.window != window.number or message.rank not in window.ranks:
+            return
+        window.answers[message.rank] = message.state
+        if window.committed:
+            if message.state in ENDED and message.state is not State.DONE:
+                window.problems.setdefault(message.rank, WHY[message.state])
+            self._finish_if_complete(now_ns)
+        elif all(rank in window.answers or not self._lives(rank) for rank in window.ranks):
+            self._commit_or_leave(now_ns, late=False)
+
+    def _lives(self, rank: int) -> bool:
+        return rank not in self._dead and rank in self.standings and self.standings[rank].is_alive
+
+    def _commit_or_leave(self, now_ns: int, *, late: bool) -> None:
+        window = self.window
+        assert window is not None
+        prepared = [rank for rank, state in window.answers.items() if state is State.PREPARED]
+        if State.LATE in window.answers.values() and window.num_tries < self.policy.tries:
+            self._publish(Abort(window=window.number))
+            again = replace(window, number=self._new_number(), num_tries=window.num_tries + 1, answers={})
+            self.window = None
+            self._wanted = self._wanted or again
+            self._begin(now_ns)
+            return
+        for rank in window.ranks:
+            if rank not in window.answers:
+                window.problems[rank] = "did not answer"
+            elif rank not in prepared:
+                window.problems[rank] = WHY.get(window.answers[rank], "gave an answer that makes no sense")
+        if not prepared:
+            self._publish(Abort(window=window.number))
+            self._close(now_ns)
+            return
+        window.committed = True
+        ahead = max((window.start - s.count) / max(s.per_iteration, 1) * (s.iteration_s or 0.0)
+                    for s in self.standings.values())  # fmt: skip
+        window.deadline_ns = now_ns + round((max(ahead, 0) + 5 * window.expected_s + self.policy.finish_s) * 1e9)
+        self._publish(Commit(window=window.number))
+
+    def _new_number(self) -> int:
+        self._number = self._number % 65535 + 1
+        return self._number
+
+    def _summarized(self, message: Summarized, now_ns: int) -> None:
+        window = self.window
+        if window is None or message.window != window.number:
+            return
+        if message.summary is None:
+            window.problems[message.rank] = message.problem
+        else:
+            window.summaries[message.rank] = codec.read_summary(message.summary)
+        self._finish_if_complete(now_ns)
+
+    def _finish_if_complete(self, now_ns: int) -> None:
+        window = self.window
+        assert window is not None
+        if window.committed and all(
+            rank in window.summaries or rank in window.problems or not self._lives(rank) for rank in window.ranks
+        ):
+            self._finish(now_ns)
+
+    def _finish(self, now_ns: int) -> None:
+        window = self.window
+        assert window is not None
+        for rank in window.ranks:
+            if rank not in window.summaries:
+                why = "has ended" if not self._lives(rank) else "left no summary in time"
+                window.problems.setdefault(rank, why)
+        self._close(now_ns)
+
+    def _close(self, now_ns: int) -> None:
+        window, self.window = self.window, None
+        assert window is not None
+        self._rest_until_ns = now_ns + round(self.policy.rest_s * 1e9) if window.trigger != "baseline" else now_ns
+        self._on_window(window)
+        self._begin(now_ns)
+
+    def _leave(self, now_ns: int) -> None:
+        """Give up the window under way."""
+        if self.window is not None:
+            self._publish(Abort(window=self.window.number))
+            if self.window.trigger == "baseline":
+                self.has_baseline = False
+            self.window = None
+            self._rest_until_ns = now_ns
+        self.look = None
+
+    def _look_at(self, rank: int, trigger: Trigger | None, now_ns: int) -> None:
+        if self.look is not None or self.is_resting:
+            return
+        # Ranks that stand still reach no boundary: a window would wait for its deadline.
+        self._wanted = None
+        self._leave(now_ns)
+        self.look = Look(self._new_number(), trigger, rank)
+        self.look.deadline_ns = now_ns + round(self.policy.answer_s * 1e9)
+        self._publish(LookCloser(look=self.look.number))
+
+    def _looked(self, message: Looked, now_ns: int) -> None:
+        look = self.look
+        if look is None or message.look != look.number:
+            return
+        if not look.hosts:
+            look.notes.clear()
+        look.hosts.add(message.host)
+        look.views |= {view.rank: view for view in message.views}
+        look.limit_s = max(look.limit_s, message.limit_s)
+        look.notes += message.notes
+        if {s.host for s in self.standings.values()} <= look.hosts:
+            self._looked_enough(now_ns)
+
+    def _looked_enough(self, now_ns: int) -> None:
+        """One round is complete, or late."""
+        look = self.look
+        assert look is not None
+        look.num_looks += 1
+        look.hosts.clear()
+        # A dead process tells at once, and its peers are soon killed by the launcher. A silence must last, and ranks
+        # that wait for the first silent one pass their own limit a moment after it.
+        if look.num_looks < 2 and look.trigger is not None:
+            look.due_ns = now_ns + round(self.policy.look_again_s * 1e9)
+            return
+        self.look = None
+        num = self._again.num if self._again is not None else 0
+        self._again = None
+        if not self._on_look(look) and look.trigger is not None:
+            # Silent, and nothing to be said about it yet (a save within its limit): once more, later and later.
+            wait_s = self.policy.look_later_s * 2 ** min(num, 5)
+            self._again = _Again(look.rank, look.trigger, now_ns + round(wait_s * 1e9), num + 1)
+        self._begin(now_ns)
+
+
+def missing_note(window: Window) -> str:
+    """Who was to capture and did not, and why; "" if all did."""
+    by_reason: dict[str, list[int]] = {}
+    for rank, reason in window.problems.items():
+        by_reason.setdefault(reason, []).append(rank)
+    return "; ".join(
+        f"rank{'s' if len(ranks) > 1 else ''} {format_ranks(ranks)} {reason}" for reason, ranks in by_reason.items()
+    )

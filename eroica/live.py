@@ -1,0 +1,258 @@
+"""`eroica run`: starts a job with its ranks armed, watches it, and tells what it finds while the job runs.
+
+Agent and coordinator live in this one process, in one loop with one clock, and share messages by an in-memory bus; the
+ranks know of none of them. Whatever goes wrong here is said once and ends the watching, never the job: the job's exit
+status is ours in every case. Used by `cli` and `demo`. Results go to a folder as they are made, one pair of files and
+one line of history per incident.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from multiprocessing import get_context
+from pathlib import Path
+
+from eroica import __version__, bus, captures, hang
+from eroica.agent import Agent
+from eroica.coordinator import Coordinator, Look, Policy, Window, missing_note
+from eroica.degradation import Change, Trigger
+from eroica.diagnosis import Context, diagnose_in_detail
+from eroica.errors import EroicaError
+from eroica.findings import Detail, Diagnosis, Verdict, to_json
+from eroica.job import parse_ranks
+from eroica.launch import Job, Workspace, environment_for, start
+from eroica.pattern import Stacked, stack
+
+LOOKS_PER_S = 10
+"""Each reads the heads of all rings, some 100 microseconds per rank."""
+LAST_WORDS_S = 30.0
+"""After the end of the job, for what was captured before it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """One diagnosis, as it was made."""
+
+    diagnosis: Diagnosis
+    detail: Detail | None
+    made_ns: int
+    """CLOCK_MONOTONIC."""
+    noticed_ns: int | None
+    """The end of the iteration that showed it, same clock; None for windows that nothing triggered."""
+    window: int | None
+    """Number of the window; None without one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What to run and how."""
+
+    command: Sequence[str]
+    job: str = ""
+    keep_captures: Path | None = None
+    """Where to copy the captures of each diagnosis; None: they are deleted with the run."""
+    policy: Policy = field(default_factory=Policy)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Added to the environment of the command."""
+    enough: Callable[[int], bool] | None = None
+    """Asked with the number of troubles told so far; True ends the job. For demos."""
+
+
+def run(plan: Run, tell: Callable[[Incident], None], say: Callable[[str], None]) -> int:
+    """Run the command to its end; returns its exit status as a shell would (128+N for signal N).
+
+    `tell` gets each incident, `say` a sentence now and then. Raises UserError if the command cannot be started.
+    """
+    with Workspace.create(os.environ) as workspace:
+        job = start(plan.command, environment=environment_for(workspace.path, plan.environment, base=os.environ))
+        watcher: _Watcher | None = None
+        try:
+            watcher = _Watcher(plan, workspace.path, tell, say)
+            return _until_end(job, watcher, plan)
+        except EroicaError as error:
+            say(f"eroica stopped watching: {error}; the job goes on")
+        except OSError as error:
+            say(f"eroica stopped watching: {error.strerror or error}; the job goes on")
+        finally:
+            if watcher is not None:
+                watcher.close()
+        while (status := job.wait(60.0)) is None:
+            pass
+        return status
+
+
+def _until_end(job: Job, watcher: _Watcher, plan: Run) -> int:
+    while (status := job.wait(1 / LOOKS_PER_S)) is None:
+        if job.is_told_to_end:
+            watcher.rest()
+        watcher.look()
+        if plan.enough is not None and plan.enough(watcher.num_troubles):
+            job.end()
+    watcher.last_look()
+    return status
+
+
+class _Watcher:
+    """Agent, coordinator and what they share, of one run."""
+
+    def __init__(self, plan: Run, folder: Path, tell: Callable[[Incident], None], say: Callable[[str], None]) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._tell = tell
+        self._say = say
+        self._bus = bus.Bus()
+        self._executor = _readers()
+        self._agent = Agent(folder, self._bus, host=socket.gethostname(), executor=self._executor)
+        self._coordinator = Coordinator(
+            self._bus.publish, self._on_window, self._on_look, self._on_recovered, plan.policy
+        )
+        self._bus.subscribe(bus.TO_COORDINATOR, lambda message: self._coordinator.handle(message, time.monotonic_ns()))
+        self._baseline: Stacked | None = None
+        self._said: set[str] = set()
+        self._paused: Verdict | None = None
+        self.num_troubles = 0
+
+    def look(self) -> None:
+        """One round."""
+        self._agent.poll(time.monotonic_ns())
+        self._bus.deliver()
+        self._coordinator.tick(time.monotonic_ns())
+        self._bus.deliver()
+
+    def rest(self) -> None:
+        """The job was told to end: what dies or stands still from now on does so because of that."""
+        self._coordinator.is_resting = True
+
+    def last_look(self) -> None:
+        """The job has ended: take what it left, and wait for what is being read."""
+        until_ns = time.monotonic_ns() + round(LAST_WORDS_S * 1e9)
+        self.look()
+        while (self._agent.is_busy or self._coordinator.look is not None) and time.monotonic_ns() < until_ns:
+            time.sleep(1 / LOOKS_PER_S)
+            self.look()
+
+    def close(self) -> None:
+        """End the processes that read captures."""
+        self._agent.close()
+        self._executor.shutdown(wait=True, cancel_futures=True)
+
+    def _on_window(self, window: Window) -> None:
+        if not window.summaries:
+            self._say_once(f"a window of {window.num_steps} steps gave nothing: {missing_note(window)}")
+            return
+        stacked = stack(list(window.summaries.values()))
+        note = missing_note(window)
+        context = Context(
+            job=self._plan.job,
+            created=_now(),
+            version=__version__,
+            trigger=window.trigger,
+            baseline=self._baseline,
+            notes=(note,) if note else (),
+        )
+        diagnosis, detail = diagnose_in_detail(stacked, context)
+        if window.trigger == "baseline":
+            self._baseline = stacked
+        self._keep(window, diagnosis)
+        shutil.rmtree(self._folder / "captures" / str(window.number), ignore_errors=True)
+        self._report(diagnosis, detail, window.cause.time_ns if window.cause else None, window.number)
+
+    def _on_look(self, look: Look) -> bool:
+        world_size = max((s.world_size for s in self._coordinator.standings.values()), default=0)
+        diagnosis = hang.explain(
+            list(look.views.values()),
+            world_size=world_size,
+            job=self._plan.job,
+            created=_now(),
+            version=__version__,
+            limit_s=look.limit_s or hang.LIMIT_S,
+            notes=look.notes,
+        )
+        if diagnosis is None:
+            return False
+        if diagnosis.kind == "paused":
+            # It may become a hang: it is looked at again, and told again only if it has changed.
+            if self._paused != diagnosis.verdict:
+                self._paused = diagnosis.verdict
+                self._report(diagnosis, None, look.trigger.time_ns if look.trigger else None, None)
+            return False
+        self._report(diagnosis, None, look.trigger.time_ns if look.trigger else None, None)
+        return True
+
+    def _on_recovered(self, rank: int, trigger: Trigger) -> None:
+        what = {
+            Change.SLOW: "back at its pace",
+            Change.RECURRING: "without slow iterations",
+            Change.STALLED: "going on",
+        }
+        if trigger.ended in what:
+            self._say(f"rank {rank} is {what[trigger.ended]}: {trigger.observed_ns / 1e6:.1f} ms")
+
+    def _report(self, diagnosis: Diagnosis, detail: Detail | None, noticed_ns: int | None, window: int | None) -> None:
+        if diagnosis.kind not in ("healthy", "no_data"):
+            self.num_troubles += 1
+        self._tell(
+            Incident(
+                diagnosis=diagnosis,
+                detail=detail,
+                made_ns=time.monotonic_ns(),
+                noticed_ns=noticed_ns,
+                window=window,
+            )
+        )
+
+    def _keep(self, window: Window, diagnosis: Diagnosis) -> None:
+        if self._plan.keep_captures is None:
+            return
+        source = self._folder / "captures" / str(window.number)
+        target = self._plan.keep_captures / f"captures-{to_json(diagnosis)['id']}"
+        try:
+            shutil.copytree(source, target, dirs_exist_ok=True)
+        except OSError as error:
+            self._say_once(f"captures could not be kept in {target}: {error.strerror or error}")
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._say(text)
+
+
+def _readers() -> Executor:
+    # Spawned when the first capture comes: a job that stays well never pays for them.
+    return ProcessPoolExecutor(
+        max(1, min(4, (os.cpu_count() or 2) // 2)), get_context("spawn"), initializer=captures.lower_priority
+    )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def history_line(incident: Incident, files: Sequence[str]) -> str:
+    """One line of OUT/incidents.jsonl."""
+    diagnosis = incident.diagnosis
+    verdict = diagnosis.verdict
+    return json.dumps(
+        {
+            "created": diagnosis.created,
+            "id": to_json(diagnosis)["id"],
+            "job": diagnosis.job,
+            "kind": diagnosis.kind,
+            "trigger": diagnosis.window.trigger,
+            "scope": verdict.scope,
+            "cause": verdict.cause,
+            "ranks": verdict.ranks,
+            "num_ranks": len(parse_ranks(verdict.ranks)),
+            "confidence": verdict.confidence,
+            "summary": verdict.summary,
+            "files": list(files),
+        }
+    )

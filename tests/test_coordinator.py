@@ -1,0 +1,413 @@
+"""The coordinator: when all ranks are captured together or looked at, driven by messages and a clock of the test's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from eroica import bus
+from eroica.bus import Abort, Answered, Commit, Died, LookCloser, Looked, Noticed, Prepare, Standing, Summarized
+from eroica.codec import write_summary
+from eroica.commands import Frames, State, Unit
+from eroica.coordinator import Coordinator, Look, Policy, Window, missing_note
+from eroica.degradation import Change, Trigger
+
+from tests.handmade import Rank, summary
+
+SECOND = 1_000_000_000
+
+
+@dataclass
+class Job:
+    """Ranks that do as they are told, at 0.1 s per iteration, and a record of all that the coordinator says."""
+
+    num_ranks: int = 4
+    per_iteration: int = 1
+    policy: Policy = field(default_factory=lambda: Policy(baseline=False))
+    sent: list[bus.Message] = field(default_factory=list)
+    windows: list[Window] = field(default_factory=list)
+    looks: list[Look] = field(default_factory=list)
+    recovered: list[int] = field(default_factory=list)
+    now_ns: int = 0
+    count: int = 0
+    explains: bool = True
+    """Whether looks lead to a diagnosis."""
+
+    def __post_init__(self) -> None:
+        self.coordinator = Coordinator(
+            self.sent.append,
+            self.windows.append,
+            self._explain,
+            lambda rank, trigger: self.recovered.append(rank),
+            self.policy,
+        )
+
+    def _explain(self, look: Look) -> bool:
+        self.looks.append(look)
+        return self.explains
+
+    def stand(self, count: int, **changes: object) -> None:
+        """All ranks have completed `count` units."""
+        self.count = count
+        for rank in range(self.num_ranks):
+            self.tell(self.standing(rank, count, **changes))
+
+    def standing(self, rank: int, count: int, **changes: object) -> Standing:
+        made = Standing(
+            host="a",
+            rank=rank,
+            world_size=self.num_ranks,
+            generation=0,
+            unit=Unit.STEPS,
+            count=count,
+            per_iteration=self.per_iteration,
+            aligned=count - count % self.per_iteration,
+            num_iterations=count // self.per_iteration,
+            iteration_s=0.1,
+            is_alive=True,
+        )
+        return replace(made, **changes)  # type: ignore[arg-type]
+
+    def tell(self, message: bus.Message) -> None:
+        self.coordinator.handle(message, self.now_ns)
+
+    def notice(
+        self, change: Change = Change.SLOW, rank: int = 2, every: int | None = None, generation: int = 0
+    ) -> None:
+        self.tell(
+            Noticed(
+                rank=rank,
+                trigger=Trigger(change, self.now_ns, generation, self.count, self.count, 100, 120, 0.2, every=every),
+            )
+        )
+
+    def answer(self, state: State, ranks: range | list[int] | None = None) -> None:
+        for rank in range(self.num_ranks) if ranks is None else ranks:
+            self.tell(Answered(window=self.prepared.window, rank=rank, state=state))
+
+    def summarize(self, ranks: range | list[int] | None = None) -> None:
+        for rank in range(self.num_ranks) if ranks is None else ranks:
+            data = write_summary(summary(rank, Rank()))
+            self.tell(Summarized(window=self.prepared.window, rank=rank, summary=data))
+
+    def pass_time(self, seconds: float) -> None:
+        self.now_ns += round(seconds * SECOND)
+        self.coordinator.tick(self.now_ns)
+
+    @property
+    def prepared(self) -> Prepare:
+        """The last proposal."""
+        return [message for message in self.sent if isinstance(message, Prepare)][-1]
+
+    def count_of(self, kind: type) -> int:
+        return sum(isinstance(message, kind) for message in self.sent)
+
+
+def test_a_slowdown_is_proposed_ahead_of_all_ranks_committed_and_collected() -> None:
+    job = Job()
+    job.stand(117)
+    job.tell(job.standing(3, 118))
+    job.notice()
+    assert job.prepared.start > 118 + 0.6 / 0.1 and job.prepared.num_steps == 20
+    assert job.prepared.frames is Frames.SAMPLED and job.count_of(Commit) == 0
+    job.answer(State.PREPARED)
+    assert job.count_of(Commit) == 1
+    job.answer(State.DONE)
+    assert not job.windows
+    job.summarize()
+    (window,) = job.windows
+    assert sorted(window.summaries) == [0, 1, 2, 3] and window.trigger == "slowdown" and missing_note(window) == ""
+
+
+def test_ranks_that_notice_the_same_slowdown_open_one_window() -> None:
+    job = Job()
+    job.stand(117)
+    for rank in range(4):
+        job.notice(rank=rank)
+    job.answer(State.PREPARED)
+    job.notice(rank=1)
+    job.summarize()
+    assert len(job.windows) == 1 and job.count_of(Prepare) == 1
+
+
+def test_nothing_is_committed_before_every_rank_has_answered() -> None:
+    job = Job()
+    job.stand(50)
+    job.notice()
+    job.answer(State.PREPARED, [0, 1, 3])
+    assert job.count_of(Commit) == 0
+    job.answer(State.PREPARED, [2])
+    assert job.count_of(Commit) == 1
+
+
+def test_a_rank_that_was_late_moves_the_start_ahead_for_all() -> None:
+    job = Job()
+    job.stand(50)
+    job.notice()
+    first = job.prepared
+    job.answer(State.PREPARED, [0, 1, 3])
+    job.answer(State.LATE, [2])
+    assert job.count_of(Abort) == 1 and job.count_of(Commit) == 0
+    assert job.prepared.window != first.window and job.prepared.start > first.start
+    job.answer(State.PREPARED)
+    assert job.count_of(Commit) == 1
+
+
+def test_after_three_late_starts_the_window_goes_on_without_that_rank() -> None:
+    job = Job()
+    job.stand(50)
+    job.notice()
+    for _ in range(3):
+        job.answer(State.PREPARED, [0, 1, 3])
+        job.answer(State.LATE, [2])
+    assert job.count_of(Commit) == 1
+    job.summarize([0, 1, 3])
+    (window,) = job.windows
+    assert missing_note(window) == "rank 2 saw the command too late"
+
+
+def test_a_rank_with_a_profiler_of_its_own_is_left_out_and_named() -> None:
+    job = Job()
+    job.stand(50)
+    job.notice()
+    job.answer(State.PREPARED, [0, 1, 2])
+    job.answer(State.BUSY, [3])
+    job.summarize([0, 1, 2])
+    assert missing_note(job.windows[0]) == "rank 3 has another profiler active"
+
+
+def test_if_no_rank_can_capture_the_window_ends_at_once_and_says_why() -> None:
+    job = Job()
+    job.stand(50)
+    job.notice()
+    job.answer(State.UNABLE)
+    (window,) = job.windows
+    assert not window.summaries and missing_note(window) == "ranks 0-3 cannot capture" and job.count_of(Commit) == 0
+
+
+def test_a_rank_that_does_not_answer_delays_the_window_but_does_not_stop_it() -> None:
+    job = Job()
+    job.stand(50)
+    job.notice()
+    job.answer(State.PREPARED, [0, 1, 2])
+    job.pass_time(25)
+    assert job.count_of(Commit) == 1
+    job.summarize([0, 1, 2])
+    assert missing_note(job.windows[0]) == "rank 3 did not answer"
+
+
+def test_a_rank_that_fails_in_the_window_is_named_and_the_others_are_used() -> None:
+    job = Job()
+    job.stand(50)
+    job.notice()
+    job.answer(State.PREPARED)
+    job.answer(State.DISCARDED, [1])
+    job.summarize([0, 2, 3])
+    assert sorted(job.windows[0].summaries) == [0, 2, 3] and 1 in job.windows[0].problems
+
+
+def test_a_rank_that_ends_in_the_window_is_not_waited_for() -> None:
+    job = Job()
+    job.stand(50)
+    job.notice()
+    job.answer(State.PREPARED)
+    job.summarize([0, 1, 2])
+    assert not job.windows
+    job.tell(job.standing(3, 60, is_alive=False))
+    job.pass_time(1)
+    assert missing_note(job.windows[0]) == "rank 3 has ended"
+
+
+def test_a_silence_or_a_death_ends_the_window_under_way() -> None:
+    job = Job()
+    job.stand(50)
+    job.notice()
+    job.answer(State.PREPARED)
+    job.tell(Died(rank=3, pid=1))
+    assert job.count_of(Abort) == 1 and job.coordinator.window is None and job.count_of(LookCloser) == 1
+
+
+def test_nothing_is_begun_and_no_death_is_told_while_the_job_is_being_ended() -> None:
+    job = Job()
+    job.stand(50)
+    job.coordinator.is_resting = True
+    job.tell(Died(rank=3, pid=1))
+    job.notice()
+    job.notice(Change.STALLED)
+    job.pass_time(100)
+    assert not job.sent
+
+
+def test_a_summary_that_never_comes_ends_the_window_at_its_deadline() -> None:
+    job = Job()
+    job.stand(50)
+    job.notice()
+    job.answer(State.PREPARED)
+    job.summarize([0, 1])
+    job.pass_time(100)
+    assert not job.windows
+    job.pass_time(100)
+    assert missing_note(job.windows[0]) == "ranks 2-3 left no summary in time"
+
+
+def test_after_a_window_the_job_is_left_in_peace_for_a_while() -> None:
+    job = Job()
+    job.stand(50)
+    job.notice()
+    job.answer(State.PREPARED)
+    job.summarize()
+    job.notice()
+    assert job.count_of(Prepare) == 1
+    job.stand(90)
+    job.pass_time(21)
+    assert job.count_of(Prepare) == 2
+
+
+def test_the_baseline_window_waits_until_every_rank_is_warm() -> None:
+    job = Job(policy=Policy())
+    job.stand(10)
+    job.pass_time(1)
+    assert job.count_of(Prepare) == 0
+    job.stand(24)
+    job.tell(job.standing(3, 23))
+    job.pass_time(1)
+    assert job.count_of(Prepare) == 0
+    job.stand(25)
+    job.pass_time(1)
+    assert job.count_of(Prepare) == 1
+    job.answer(State.PREPARED)
+    job.summarize()
+    assert job.windows[0].trigger == "baseline"
+    job.pass_time(100)
+    assert job.count_of(Prepare) == 1
+
+
+def test_the_baseline_waits_for_ranks_that_have_not_appeared() -> None:
+    job = Job(policy=Policy())
+    for rank in range(3):
+        job.tell(job.standing(rank, 100))
+    job.pass_time(1)
+    assert job.count_of(Prepare) == 0
+
+
+def test_a_slowdown_during_the_baseline_window_gets_its_own_window_right_after() -> None:
+    job = Job(policy=Policy())
+    job.stand(30)
+    job.pass_time(1)
+    job.answer(State.PREPARED)
+    job.notice()
+    job.stand(60)
+    job.summarize()
+    assert [window.trigger for window in job.windows] == ["baseline"] and job.count_of(Prepare) == 2
+
+
+def test_several_steps_to_an_iteration_are_captured_as_whole_iterations() -> None:
+    job = Job(per_iteration=6)
+    job.stand(603)
+    job.notice()
+    assert job.prepared.start % 6 == 0 and job.prepared.num_steps == 20 * 6
+
+
+def test_a_short_period_is_captured_twice_over() -> None:
+    job = Job()
+    job.stand(400)
+    job.notice(Change.RECURRING, every=15)
+    assert job.prepared.num_steps == 30
+
+
+def test_a_long_period_is_met_at_its_next_slow_iteration() -> None:
+    job = Job()
+    job.stand(400)  # the slow one was the iteration that ended at 400; the next ends at 450
+    job.notice(Change.RECURRING, every=50)
+    assert job.prepared.start < 449 < job.prepared.start + job.prepared.num_steps
+    assert job.prepared.num_steps <= 12
+
+
+def test_a_job_without_learnt_iterations_is_not_captured() -> None:
+    job = Job()
+    job.stand(50, unit=None, per_iteration=0, iteration_s=None)
+    job.notice()
+    assert job.count_of(Prepare) == 0
+
+
+def test_a_rank_that_stands_still_is_looked_at_twice() -> None:
+    job = Job()
+    job.stand(50)
+    job.notice(Change.STALLED)
+    assert job.count_of(LookCloser) == 1
+    first = [message for message in job.sent if isinstance(message, LookCloser)][0]
+    job.tell(Looked(look=first.look, host="a", views=()))
+    assert not job.looks
+    job.pass_time(1.1)
+    assert job.count_of(LookCloser) == 2
+    job.tell(Looked(look=first.look, host="a", views=()))
+    assert len(job.looks) == 1 and job.looks[0].num_looks == 2
+
+
+def test_a_death_is_looked_at_once_and_reported_once() -> None:
+    job = Job()
+    job.stand(50)
+    job.tell(Died(rank=1, pid=7))
+    job.tell(Died(rank=1, pid=7))
+    look = [message for message in job.sent if isinstance(message, LookCloser)]
+    job.tell(Looked(look=look[0].look, host="a", views=()))
+    assert len(look) == 1 and len(job.looks) == 1
+
+
+def test_a_host_that_does_not_answer_is_not_waited_for_forever() -> None:
+    job = Job()
+    job.stand(50)
+    job.tell(job.standing(3, 50, host="b"))
+    job.tell(Died(rank=3, pid=7))
+    job.tell(Looked(look=[m for m in job.sent if isinstance(m, LookCloser)][0].look, host="a", views=()))
+    assert not job.looks
+    job.pass_time(25)
+    assert len(job.looks) == 1
+
+
+def test_recovery_is_told() -> None:
+    job = Job()
+    job.stand(50)
+    job.notice(Change.RECOVERED, rank=1)
+    assert job.recovered == [1] and job.count_of(Prepare) == 0
+
+
+def test_an_elastic_restart_gives_up_the_window_and_counts_anew() -> None:
+    job = Job()
+    job.stand(500)
+    job.notice()
+    job.stand(3, generation=1)
+    assert job.count_of(Abort) == 1 and job.coordinator.window is None
+    job.stand(40, generation=1)
+    job.notice(generation=1)
+    assert job.prepared.start < 100
+
+
+def test_news_of_an_earlier_start_is_ignored() -> None:
+    job = Job()
+    job.stand(3, generation=1)
+    job.notice(generation=0)
+    job.tell(job.standing(2, 900))
+    assert job.count_of(Prepare) == 0 and job.coordinator.standings[2].count == 3
+
+
+def test_a_person_can_ask_for_a_window_of_a_length() -> None:
+    job = Job()
+    job.stand(50)
+    job.coordinator.ask(job.now_ns, 5)
+    assert job.prepared.num_steps == 5
+
+
+def test_a_silence_that_cannot_be_explained_is_looked_at_again_later_and_later_until_it_ends() -> None:
+    job = Job(explains=False)
+    job.stand(50)
+    job.notice(Change.STALLED)
+    for _ in range(4000):
+        sent = [m for m in job.sent if isinstance(m, LookCloser)]
+        if job.coordinator.look is not None and job.coordinator.look.due_ns is None:
+            job.tell(Looked(look=sent[-1].look, host="a", views=()))
+        job.pass_time(0.1)
+    assert len(job.looks) == 6  # about 0, 10, 30, 70, 150 and 310 seconds in
+    trigger = Trigger(Change.RECOVERED, job.now_ns, 0, 50, 50, 100, 120, 0.0, ended=Change.STALLED)
+    job.tell(Noticed(rank=2, trigger=trigger))
+    job.pass_time(1000)
+    assert len(job.looks) == 6 and job.coordinator.look is None
