@@ -9,19 +9,30 @@ called some ten times a second by whoever owns the loop (`live`). Losing it cost
 from __future__ import annotations
 
 import contextlib
+import time
+from collections import deque
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-from eroica import bus, ring, views
+from eroica import bus, ring, samplers, views
+from eroica.background import History, Lap, Span
 from eroica.bus import Abort, Commit, LookCloser, Message, Prepare
 from eroica.captures import capture_path, summarize_capture
 from eroica.commands import Command, Frames, State, Unit, Verb, parse_answer
 from eroica.errors import DataError, EroicaError
 from eroica.marks import Watch
-from eroica.ring import Tail
+from eroica.ring import Record, Tail
+from eroica.samplers import open_samplers
+from eroica.samplers.evidence import counters, samples_for
+from eroica.samplers.recorder import Recorder
 
+MOST_SPANS = 512
+MOST_LAPS = 300
+"""Iterations told with a window: what `degradation` looks back at."""
+READ_FAST_S = 1.0
+"""Counters are read often from the commit of a window until so long after its expected end."""
 RECENT = 16
 """Iterations whose median is told as the pace."""
 
@@ -38,6 +49,10 @@ class _Rank:
     is_alive: bool = True
     answer: int = 0
     standing: bus.Standing | None = None
+    spans: deque[Record] = field(default_factory=lambda: deque(maxlen=MOST_SPANS))
+    """Garbage collections and phases that are over."""
+    captures: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Window -> its begin and end, CLOCK_MONOTONIC."""
 
     @property
     def seniority(self) -> tuple[int, bool, int]:
@@ -57,8 +72,12 @@ class Agent:
         self._executor = executor
         self._rings: dict[Path, _Rank] = {}
         self._refused: set[Path] = set()
-        self._pending: dict[Future[bytes | str], tuple[int, int]] = {}
+        self._pending: dict[Future[bytes | str], tuple[int, int, History]] = {}
         self._commands: dict[int, Prepare] = {}
+        self._counted: set[int] = set()
+        """Windows whose counters were told."""
+        found, self.missing_samplers = open_samplers()
+        self._recorder = Recorder(found)
         link.subscribe(bus.TO_AGENTS, self._take)
 
     def ranks(self) -> dict[int, _Rank]:
@@ -92,6 +111,11 @@ class Agent:
             entry.words = news.words
             entry.notes += news.notes
             entry.has_group = entry.has_group or any("group" in note for note in news.notes)
+            for record in news.ended:
+                if record.kind in (ring.GC, ring.PHASE):
+                    entry.spans.append(record)
+                elif record.kind == ring.CAPTURE and record.duration_ns is not None:
+                    entry.captures[record.sequence] = record.begin_ns, record.begin_ns + record.duration_ns
             triggers = entry.watch.feed(news.begun, news.ended, news.words, now_ns)
             if entry.is_alive:
                 triggers += entry.watch.check(now_ns)
@@ -103,6 +127,7 @@ class Agent:
                 self._bus.publish(bus.Noticed(rank=rank, trigger=trigger))
             self._tell_standing(entry, rank)
             self._tell_answer(entry, rank)
+        self._recorder.tick(self._sampled())
         self._collect()
 
     def close(self) -> None:
@@ -176,15 +201,36 @@ class Agent:
             self._pending[future] = window, rank
         self._bus.publish(bus.Answered(window=window, rank=rank, state=state))
 
+    def _summarize(self, entry: _Rank, window: int, rank: int) -> None:
+        """Have a capture reduced, with the counters of its time."""
+        shift_ns = time.time_ns() - time.monotonic_ns()
+        begin_ns, end_ns = (at + shift_ns for at in entry.captures.pop(window, (0, 0)))
+        samples = samples_for(self._recorder, self._sampled_rank(entry), begin_ns, end_ns)
+        path = capture_path(entry.tail.path.parent, window, rank)
+        future = self._executor.submit(
+            summarize_capture, str(path), rank, entry.words[ring.WORLD_SIZE], self._host, samples
+        )
+        self._pending[future] = window, rank, _history(entry, shift_ns)
+        if window not in self._counted:
+            self._counted.add(window)
+            counted = tuple(counters(self._recorder, begin_ns, end_ns))
+            self._bus.publish(bus.CountersRead(window=window, host=self._host, counters=counted))
+
+    def _sampled(self) -> list[samplers.Rank]:
+        return [self._sampled_rank(entry) for entry in self.ranks().values() if entry.is_alive]
+
+    def _sampled_rank(self, entry: _Rank) -> samplers.Rank:
+        return samplers.Rank(entry.words[ring.RANK], entry.tail.identity.pid)
+
     def _collect(self) -> None:
         for future in [future for future in self._pending if future.done()]:
-            window, rank = self._pending.pop(future)
+            window, rank, history = self._pending.pop(future)
             try:
                 result = future.result()
             except Exception as error:  # a worker that was killed, above all
                 result = f"could not be summarized: {type(error).__name__}: {error}"
             if isinstance(result, bytes):
-                self._bus.publish(bus.Summarized(window=window, rank=rank, summary=result))
+                self._bus.publish(bus.Summarized(window=window, rank=rank, summary=result, history=history))
             else:
                 self._bus.publish(bus.Summarized(window=window, rank=rank, summary=None, problem=result))
 
@@ -193,6 +239,8 @@ class Agent:
             self._commands[message.window] = message
             self._post(message, Verb.PREPARE)
         elif isinstance(message, (Commit, Abort)) and message.window in self._commands:
+            if isinstance(message, Commit):
+                self._recorder.hurry(message.expected_s + READ_FAST_S)
             verb = Verb.COMMIT if isinstance(message, Commit) else Verb.ABORT
             self._post(self._commands[message.window], verb)
         elif isinstance(message, LookCloser):
@@ -230,3 +278,27 @@ class Agent:
             except OSError as error:
                 problem = f"has a mailbox that cannot be written ({error.strerror})"
                 self._bus.publish(bus.Summarized(window=window.window, rank=rank, summary=None, problem=problem))
+
+
+def _history(entry: _Rank, shift_ns: int) -> History:
+    """`shift_ns`: from CLOCK_MONOTONIC to the wall clock."""
+    laps = list(entry.watch.iterations)[-MOST_LAPS:]
+    since_ns = laps[0].start_ns if laps else 0
+    return History(
+        laps=tuple(
+            Lap(lap.step, lap.start_ns + shift_ns, lap.duration_ns, lap.pause.value if lap.pause else "")
+            for lap in laps
+        ),
+        spans=tuple(
+            Span(_span_name(record), record.step, record.begin_ns + shift_ns, record.duration_ns or 0)
+            for record in entry.spans
+            if record.begin_ns >= since_ns
+        ),
+        environment=next((note for note in reversed(entry.notes) if "environment" in note), {}),
+    )
+
+
+def _span_name(record: Record) -> str:
+    if record.kind == ring.GC:
+        return "gc"
+    return ring.PHASES[record.op] if record.op < len(ring.PHASES) else "other"

@@ -11,8 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from eroica.background import History
 from eroica.commands import Frames, State, Unit
 from eroica.degradation import Trigger
+from eroica.samplers.evidence import Counted
 from eroica.standing import RankView
 
 
@@ -73,6 +75,16 @@ class Summarized:
     rank: int
     summary: bytes | None
     problem: str = ""
+    history: History | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountersRead:
+    """A host's counters over a window."""
+
+    window: int
+    host: str
+    counters: tuple[Counted, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +116,8 @@ class Commit:
     """All that can have answered: do it."""
 
     window: int
+    expected_s: float
+    """From now to the end of the capture."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,9 +134,9 @@ class LookCloser:
     look: int
 
 
-Message: TypeAlias = Standing | Noticed | Died | Answered | Summarized | Looked | Prepare | Commit | Abort | LookCloser
+Message: TypeAlias = Standing | Noticed | Died | Answered | Summarized | CountersRead | Looked | Prepare | Commit | Abort | LookCloser
 
-TO_COORDINATOR = (Standing, Noticed, Died, Answered, Summarized, Looked)
+TO_COORDINATOR = (Standing, Noticed, Died, Answered, Summarized, CountersRead, Looked)
 TO_AGENTS = (Prepare, Commit, Abort, LookCloser)
 
 

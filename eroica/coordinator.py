@@ -23,10 +23,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from eroica import codec
+from eroica.background import History
 from eroica.bus import (
     Abort,
     Answered,
     Commit,
+    CountersRead,
     Died,
     LookCloser,
     Looked,
@@ -40,6 +42,7 @@ from eroica.commands import MOST_START, MOST_STEPS, Frames, State, Unit
 from eroica.degradation import Change, Trigger
 from eroica.job import format_ranks
 from eroica.pattern import Summary
+from eroica.samplers.evidence import Counted
 from eroica.standing import RankView
 
 
@@ -99,6 +102,8 @@ class Window:
     answers: dict[int, State] = field(default_factory=dict)
     summaries: dict[int, Summary] = field(default_factory=dict)
     problems: dict[int, str] = field(default_factory=dict)
+    histories: dict[int, History] = field(default_factory=dict)
+    counters: dict[str, tuple[Counted, ...]] = field(default_factory=dict)
     committed: bool = False
     deadline_ns: int = 0
     num_tries: int = 1
@@ -191,6 +196,9 @@ class Coordinator:
             self._answered(message, now_ns)
         elif isinstance(message, Summarized):
             self._summarized(message, now_ns)
+        elif isinstance(message, CountersRead):
+            if self.window is not None and self.window.number == message.window:
+                self.window.counters[message.host] = message.counters
         elif isinstance(message, Looked):
             self._looked(message, now_ns)
 
@@ -359,7 +367,7 @@ class Coordinator:
         ahead = max((window.start - s.count) / max(s.per_iteration, 1) * (s.iteration_s or 0.0)
                     for s in self.standings.values())  # fmt: skip
         window.deadline_ns = now_ns + round((max(ahead, 0) + 5 * window.expected_s + self.policy.finish_s) * 1e9)
-        self._publish(Commit(window=window.number))
+        self._publish(Commit(window=window.number, expected_s=max(ahead, 0.0) + window.expected_s))
 
     def _new_number(self) -> int:
         self._number = self._number % 65535 + 1
@@ -373,6 +381,8 @@ class Coordinator:
             window.problems[message.rank] = message.problem
         else:
             window.summaries[message.rank] = codec.read_summary(message.summary)
+        if message.history is not None:
+            window.histories[message.rank] = message.history
         self._finish_if_complete(now_ns)
 
     def _finish_if_complete(self, now_ns: int) -> None:
