@@ -11,10 +11,13 @@ Layout, little-endian, every word on a multiple of its size:
     256     counters (`_WORDS`), 8 bytes each, rewritten in place: rank, world size, state, nexts, steps, skipped, gc
     512     mailbox: one 8-byte word that others write and the probe reads; a cache line of its own
     1024    notes: JSON objects of no fixed size, appended once each (groups, host, fault): length, CRC, text
+    63488   positions: 32 slots of 64 bytes: the last call entered on each process group, also of calls without a record
     65536   records, 64 bytes each; record `number` lies at place `number % capacity`
 
     record  0 number u64 | 8 begin_ns i64 | 16 kind, op, dtype, flags u8 | 20 peer i32 | 24 group u64 | 32 sequence i64
             40 bytes i64 | 48 step u32 | 52 crc32 of the 52 bytes before u32 | 56 end word u64
+
+    position 0 key u64 | 8 sequence << 8 | op | 16 last sequence seen done | 24 bytes | 32 begin_ns | 40 peer
 
 A record is a span. Its body is written when it begins; when it ends, one aligned word is set: `duration_ns << 17 |
 raised << 16 | number & 0xffff`. A span whose end word does not carry its number is still open.
@@ -24,6 +27,10 @@ Worked example. Rank 3 enters all_reduce 41 of group 0 as its record 90,001 and 
 come in the middle of the write, the CRC would not fit, the place counts as torn, and record 90,000 is the last one.
 Had the record ended 5 ms later, the word would be 5,000,000 << 17 | 90001 & 0xffff (24465). A callback that is late by
 a whole lap sets the word with an old number, which no longer fits the record in its place, and changes nothing.
+
+A position is a place that is overwritten: plain stores, the word with the sequence last, so that a reader who comes in
+between sees the sequence of the call before with bytes and begin of the new one. It is what remains of a call when the
+probe records collectives in some steps only.
 
 Blocks are reserved when the file is made (`posix_fallocate`): with a sparse file, a full disk would kill the training
 process by SIGBUS at a store. Readers use `pread`, never a mapping, so a file cut short cannot kill them either.
@@ -71,6 +78,8 @@ OPS = (
 )
 """Names of the collectives, by number; only ever appended to."""
 
+_MESSAGES = ("send", "recv", "recv_any_source")
+
 DTYPES = (
     *("other", "float32", "float16", "bfloat16", "float64", "int64", "int32", "uint8", "int8", "bool", "int16"),
     *("float8_e4m3fn", "float8_e5m2", "complex64", "complex128"),
@@ -99,7 +108,11 @@ collectives are recorded in one step of so many (0 = in all)."""
 
 _MAGIC = b"EROICA\x00R"
 _IDENTITY = struct.Struct("<8sIIIIIIQQqqQ")
-_WORDS_AT, _NUM_WORDS, _MAILBOX_AT, _NOTES_AT, _RECORDS_AT = 256, 13, 512, 1024, 65536
+_WORDS_AT, _NUM_WORDS, _MAILBOX_AT, _NOTES_AT, _POSITIONS_AT, _RECORDS_AT = 256, 13, 512, 1024, 63488, 65536
+MOST_POSITIONS = 32
+"""Groups, and partners of sends and receives, whose last call a ring can hold."""
+ENTERED, DONE, NUM_BYTES, BEGIN = range(1, 5)
+"""Words of a position, counted from the place that `Ring.position` gives."""
 _NOTE = struct.Struct("<II")
 _CRC = struct.Struct("<I")
 _BODY = struct.Struct("<QqBBBBiQqqI")
@@ -107,6 +120,7 @@ _PACKED = struct.Struct("<QqIiQqqI")
 """The same, with kind, op, dtype and flags as one number."""
 _RECORD = struct.Struct("<52sIQ")
 _WHOLE = struct.Struct("<QqBBBBiQqqIIQ")
+_POSITION = struct.Struct("<QqqqqqQQ")
 _SIZE = 64
 _PAGE = 4096
 _MOST_RECORDS = 1 << 15  # so that a late end word is told from the next lap's by 16 bits of the number
@@ -167,6 +181,31 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
+class Position:
+    """The last call that this rank entered on one group, or to one partner."""
+
+    group: int
+    """As in `Record`."""
+    peer: int
+    """Other rank of sends or receives, in the group; -1 for collectives."""
+    op: int
+    """Index into `OPS`."""
+    sequence: int
+    done: int
+    """Sequence of the last call whose end was seen; in steps without records, and on NCCL, ends are not seen."""
+    num_bytes: int
+    begin_ns: int
+
+    def as_record(self) -> Record:
+        """The same as a record without a number, of a call whose end cannot be seen."""
+        kind = P2P if OPS[self.op : self.op + 1] and OPS[self.op] in _MESSAGES else COLLECTIVE
+        return Record(
+            *(0, self.begin_ns, None, False, kind, self.op, 0, UNTIMED),
+            *(self.peer, self.group, self.sequence, self.num_bytes, 0),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Flight:
     """What a ring held at one moment."""
 
@@ -178,6 +217,8 @@ class Flight:
     """Ascending by number."""
     num_torn: int
     """Places whose record was half written: at most one per thread of the writer, unless the file is damaged."""
+    positions: list[Position] = field(default_factory=list)
+    """Of groups on which a call was entered; more up to date than `records` where only some steps are recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,9 +263,11 @@ class Ring:
     def __init__(self, path: Path, file: mmap.mmap, capacity: int) -> None:
         self.path = path
         self._map = file
-        self._words = memoryview(file).cast("q")
+        self.words = memoryview(file).cast("q")
+        """The whole file as words, for the stores that must cost next to nothing."""
         self._ends = memoryview(file).cast("Q")
         self.begin, self.end = _writers(file, self._ends, capacity)
+        self._free_positions = MOST_POSITIONS
         self._note_at = _NOTES_AT
         self._noting = allocate_lock()
 
@@ -260,15 +303,25 @@ class Ring:
 
     def set(self, word: int, value: int) -> None:
         """Set a counter."""
-        self._words[(_WORDS_AT >> 3) + word] = value
+        self.words[(_WORDS_AT >> 3) + word] = value
 
     def add(self, word: int, value: int) -> None:
         """Raise a counter that only one thread at a time raises."""
-        self._words[(_WORDS_AT >> 3) + word] += value
+        self.words[(_WORDS_AT >> 3) + word] += value
+
+    def position(self, group: int, peer: int = -1) -> int:
+        """Place in `words` of a new position; 0 if all are taken. Store at this place + ENTERED, DONE, ..."""
+        if not self._free_positions:
+            return 0
+        self._free_positions -= 1
+        place = (_POSITIONS_AT + (MOST_POSITIONS - 1 - self._free_positions) * _POSITION.size) >> 3
+        self.words[place + 5] = peer
+        self._ends[place] = group
+        return place
 
     def get(self, word: int) -> int:
         """A counter, as last set."""
-        return self._words[(_WORDS_AT >> 3) + word]
+        return self.words[(_WORDS_AT >> 3) + word]
 
     @property
     def mailbox(self) -> int:
@@ -283,7 +336,7 @@ class Ring:
         try:
             text = json.dumps(entry).encode()
             begin = self._note_at
-            if begin + _NOTE.size + len(text) > _RECORDS_AT:
+            if begin + _NOTE.size + len(text) > _POSITIONS_AT:
                 self.add(LOST_NOTES, 1)
                 return False
             self._map[begin + _NOTE.size : begin + _NOTE.size + len(text)] = text
@@ -295,7 +348,7 @@ class Ring:
 
     def close(self) -> None:
         """Unmap the file, which stays. Nothing may be written afterwards."""
-        self._words.release()
+        self.words.release()
         self._ends.release()
         self._map.close()
 
@@ -339,7 +392,7 @@ def read_flight(path: Path) -> Flight:
         raise DataError(f"{path} is a damaged flight ring: its header or its end is missing ({len(data)} bytes)")
     records, num_torn = _records(data, identity.capacity)
     words = struct.unpack_from(f"<{_NUM_WORDS}q", data, _WORDS_AT)
-    return Flight(identity, words, list(_notes(data)), records, num_torn)
+    return Flight(identity, words, list(_notes(data)), records, num_torn, list(_positions(data, _POSITIONS_AT)))
 
 
 def peek(path: Path) -> Peek:
@@ -440,6 +493,15 @@ def decode(data: bytes, at: int) -> Record | None:
     )
 
 
+def _positions(data: bytes, begin: int) -> Iterator[Position]:
+    for index in range(MOST_POSITIONS):
+        group, entered, done, num_bytes, begin_ns, peer, *_ = _POSITION.unpack_from(
+            data, begin + index * _POSITION.size
+        )
+        if group and entered > 0:
+            yield Position(group, peer, entered & 0xFF, entered >> 8, done, num_bytes, begin_ns)
+
+
 def _notes(data: bytes) -> Iterator[dict[str, object]]:
     at = _NOTES_AT
     while (found := decode_note(data, at)) is not None:
@@ -450,11 +512,11 @@ def _notes(data: bytes) -> Iterator[dict[str, object]]:
 
 def decode_note(data: bytes, at: int) -> tuple[dict[str, object] | None, int] | None:
     """The note at offset `at` of the file's head, and the offset of the next one; None if there is none (yet)."""
-    if at + _NOTE.size > min(_RECORDS_AT, len(data)):
+    if at + _NOTE.size > min(_POSITIONS_AT, len(data)):
         return None
     length, crc = _NOTE.unpack_from(data, at)
     text = data[at + _NOTE.size : at + _NOTE.size + length]
-    if not length or at + _NOTE.size + length > _RECORDS_AT or zlib.crc32(text) != crc:
+    if not length or at + _NOTE.size + length > _POSITIONS_AT or zlib.crc32(text) != crc:
         return None
     try:
         entry = json.loads(text)
@@ -506,6 +568,11 @@ class Tail:
         if len(head) < _NOTES_AT:
             raise DataError(f"{self.path} is a damaged flight ring: it was cut to {len(head)} bytes")
         return struct.unpack_from(f"<{_NUM_WORDS}q", head, _WORDS_AT)
+
+    def positions(self) -> list[Position]:
+        """The last call on each group, as `Flight.positions`; does not move the reader."""
+        size = MOST_POSITIONS * _POSITION.size
+        return list(_positions(os.pread(self._file, size, _POSITIONS_AT).ljust(size, b"\0"), 0))
 
     def close(self) -> None:
         """The file stays."""

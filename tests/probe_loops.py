@@ -182,7 +182,7 @@ def main() -> None:
         after = max(record.number for record in flight.read_flight(ring.path).records)
         loop()
         said[name] = events(ring.path, after)
-    said["steps"] = [RECORDER.num_steps, ring._words[(256 >> 3) + flight.NUM_STEPS]]
+    said["steps"] = [RECORDER.num_steps, ring.words[(256 >> 3) + flight.NUM_STEPS]]
     said["recompiled"] = dict(torch._dynamo.utils.counters["recompiles"])
     said["traced"] = [name for name in torch._dynamo.utils.compilation_time_metrics if "eroica" in name]
 

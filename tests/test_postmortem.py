@@ -197,3 +197,20 @@ os.kill(os.getpid(), signal.SIGKILL)
         "optimizer step 6",
     )
     assert report.missing == "0"
+
+
+def test_ranks_are_placed_by_positions_where_the_last_calls_were_not_recorded(tmp_path: Path) -> None:
+    for rank in range(4):
+        ring = _ring(tmp_path, rank)
+        _call(ring, 32)
+        sequence = 40 if rank == 1 else 41
+        place = ring.position(GROUP)
+        ring.words[place + flight.BEGIN] = sequence * SECOND
+        ring.words[place + flight.ENTERED] = sequence << 8 | (14 if rank == 3 else 1)
+        ring.words[place + flight.DONE] = sequence if rank == 2 else 32
+        stray = ring.position(99)  # damage: no note says that there is such a group
+        ring.words[stray + flight.ENTERED] = 7 << 8
+        ring.close()
+    (group,) = _report(tmp_path, {}).groups
+    assert (group.sequence, group.ops) == (41, {"allreduce": "0,2", "broadcast": "3"})
+    assert (group.entered, group.done, group.waiting, group.behind) == ("0,3", "2", "", {"1": "allreduce 40"})

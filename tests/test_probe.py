@@ -128,6 +128,45 @@ def test_every_shape_of_loop_leaves_its_string_of_events(tmp_path: Path) -> None
     assert (ring.words[flight.RANK], ring.words[flight.WORLD_SIZE]) == (5, 8)
 
 
+def test_in_steps_without_records_calls_leave_their_positions_and_their_numbers_go_on(tmp_path: Path) -> None:
+    code = """
+import sys, time, torch
+import torch.distributed as dist
+import eroica
+from eroica.probe.recorder import RECORDER
+optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+values = torch.zeros(4)
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+for step in range(7):
+    RECORDER.thrift.mask = 3
+    for _ in range(3):
+        dist.all_reduce(values)
+    optimizer.step()
+RECORDER.thrift.mask = 0
+RECORDER.look(RECORDER.ring)
+dist.broadcast(values, 0)
+pending = dist.new_group([0])
+RECORDER.thrift.mask = 1
+dist.barrier(pending)
+dist.destroy_process_group()
+RECORDER.thrift.look(64, time.monotonic_ns())
+RECORDER.thrift.spent_ns += 10**9
+RECORDER.num_steps = 128
+RECORDER.look(RECORDER.ring)
+"""
+    _run("-c", code, str(tmp_path / "rendezvous"), EROICA_RING_DIR=str(tmp_path / "rings"))
+    (ring,) = _rings(tmp_path / "rings")
+    calls = [record for record in ring.records if record.kind == COLLECTIVE]
+    assert [(r.step, r.sequence, r.duration_ns is not None) for r in calls] == [
+        *((0, 1, True), (0, 2, True), (0, 3, True), (4, 13, True), (4, 14, True), (4, 15, True), (7, 22, True)),
+    ]
+    world, pair = ring.positions
+    assert (OPS[world.op], world.sequence, world.done, world.num_bytes) == ("broadcast", 22, 22, 16)
+    assert (OPS[pair.op], pair.sequence, pair.done) == ("barrier", 1, 0)
+    assert pair.begin_ns > world.begin_ns == calls[-1].begin_ns
+    assert ring.words[flight.HOOK_NS] >= 10**9 and ring.words[flight.ONE_STEP_IN] > 1
+
+
 def test_no_launcher_nor_tool_nor_test_runner_is_armed_and_a_script_is() -> None:
     code = """
 import json, sys

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from eroica import ring as flight
 from eroica.errors import DataError, UserError
-from eroica.ring import COLLECTIVE, NEXT, Record, Ring, post, read_flight, what
+from eroica.ring import COLLECTIVE, NEXT, OPS, Position, Record, Ring, post, read_flight, what
 
 WRITER = """
 import sys
@@ -317,3 +317,27 @@ def test_a_ring_that_is_cut_short_is_refused_in_one_sentence(tmp_path: Path) -> 
         tail.poll()
     with pytest.raises(DataError, match="not a flight ring"):
         flight.Tail(writer.path)
+
+
+def test_a_position_holds_the_last_call_of_a_group_and_slots_run_out_without_harm() -> None:
+    with _ring() as ring:
+        places = [ring.position(2**64 - 1 - index, index - 1) for index in range(flight.MOST_POSITIONS)]
+        assert len(set(places)) == flight.MOST_POSITIONS and ring.position(5) == 0
+        assert read_flight(ring.path).positions == []  # nothing was entered yet
+        for place, op in ((places[0], OPS.index("allreduce")), (places[31], OPS.index("send"))):
+            for sequence in (40, 41):
+                ring.words[place + flight.NUM_BYTES] = 1 << 40
+                ring.words[place + flight.BEGIN] = 1000 + sequence
+                ring.words[place + flight.ENTERED] = sequence << 8 | op
+        ring.words[places[0] + flight.DONE] = 40
+        _begin(ring, 1)
+        seen = read_flight(ring.path)
+        first, last = seen.positions
+        assert first == Position(2**64 - 1, -1, OPS.index("allreduce"), 41, 40, 1 << 40, 1041)
+        assert (last.group, last.peer, last.sequence, last.done) == (2**64 - 32, 30, 41, 0)
+        assert (first.as_record().kind, last.as_record().kind) == (COLLECTIVE, flight.P2P)
+        assert first.as_record().flags == flight.UNTIMED and first.as_record().begin_ns == 1041
+        assert len(seen.records) == 1 and seen.notes == []
+        tail = flight.Tail(ring.path)
+        assert tail.positions() == [first, last]
+        tail.close()

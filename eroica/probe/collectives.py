@@ -5,6 +5,9 @@ DDP in C++, FSDP2, DTensor, functional and compiled code, ZeroRedundancyOptimize
 it was given, so results stay the same bit for bit. It does not see replays of a CUDA graph, nor backends called
 directly.
 
+Each call leaves its position in the ring. In steps that are recorded (`thrift`: all of them, unless that costs too
+much) it leaves a record too, and the end of it.
+
 The end of a collective is told by the future of its work, on gloo; on NCCL asking would cost a synchronisation, so its
 records are `UNTIMED`. On gloo, sends, receives and reduce_scatter_base have no future either.
 """
@@ -21,7 +24,22 @@ from typing import Any
 
 from eroica.job import format_ranks
 from eroica.probe.recorder import RECORDER
-from eroica.ring import COLLECTIVE, DTYPES, OPS, P2P, RANK, UNSEEN, UNTIMED, WORLD_SIZE, Ring, what
+from eroica.ring import (
+    BEGIN,
+    COLLECTIVE,
+    DONE,
+    DTYPES,
+    ENTERED,
+    NUM_BYTES,
+    OPS,
+    P2P,
+    RANK,
+    UNSEEN,
+    UNTIMED,
+    WORLD_SIZE,
+    Ring,
+    what,
+)
 
 _SIGNATURES = {
     # name of the operator: place of the payload of this rank, place of the process group
@@ -52,21 +70,35 @@ _MOST_RANKS = 2_000
 """Characters of the list of a group's ranks in its note; "0-99999" is short, and odd groups are small."""
 
 
+class _Line:
+    """Calls that are counted together: the collectives of a group, or its sends (or receives) to one peer."""
+
+    def __init__(self, position: int) -> None:
+        self.take = itertools.count(1).__next__
+        """The sequence number of the next call."""
+        self.position = position
+        """Place of the last call in the ring; 0 if the ring had none left."""
+
+
 class _Group:
     """A process group as this rank knows it."""
 
-    def __init__(self, group: Any, key: int, is_timed: bool) -> None:
+    def __init__(
+        self, group: Any, key: int, is_timed: bool, line: _Line, messages: dict[tuple[str, int], _Line]
+    ) -> None:
         self.is_same = weakref.ref(group)
-        """Calls for the group: names are used again after `destroy_process_group`."""
+        """Calls for the group: names, and addresses, are used again after `destroy_process_group`."""
         self.key = key
         self.is_timed = is_timed
         """Its works have futures that tell the end: gloo."""
-        self.sequence = itertools.count(1)
-        self.messages: dict[tuple[str, int], itertools.count[int]] = {}
+        self.line = line
+        self.messages = messages
         """Sends and receives are counted by direction and peer: no other rank takes part."""
 
 
 _groups: dict[str, _Group] = {}
+_by_address: dict[int, _Group] = {}
+"""The same, by what is cheapest to ask of a group that a call hands us."""
 
 
 def place(module: Any) -> None:
@@ -91,41 +123,9 @@ def _kernel(torch: Any, distributed: Any, name: str) -> Callable[..., Any]:
     has_future = not is_message and op != _MONITORED
     timed_kinds = what(P2P if is_message else COLLECTIVE, op)
     untimed_kinds = what(P2P if is_message else COLLECTIVE, op, flags=UNTIMED)
+    recorder, thrift = RECORDER, RECORDER.thrift
 
-    def begin(ring: Ring, args: tuple[Any, ...]) -> tuple[int, int, bool]:
-        """Record the call; returns its number, its begin and whether its end will be told. Number 0: not recorded."""
-        begin_ns = monotonic_ns()
-        payload = args[payload_at]
-        while isinstance(payload, list) and payload and (len(payload) == 1 or isinstance(payload[0], list)):
-            payload = payload[0]
-        if isinstance(payload, list):
-            tensor = payload[0] if payload else None
-            num_bytes = sum(part.numel() * part.element_size() for part in payload)
-        else:
-            tensor = payload
-            num_bytes = tensor.numel() * tensor.element_size()
-        if tensor is not None and tensor.is_meta:
-            return 0, 0, False  # somebody works out shapes; nothing is sent
-        handle = unbox_group(args[group_at])
-        group = _groups.get(handle.group_name)
-        if group is None or group.is_same() is not handle:
-            group = _met(ring, distributed, handle)
-        is_timed = has_future and group.is_timed and tensor is not None and tensor.is_cpu
-        dtype = dtypes.get(tensor.dtype, 0) if tensor is not None else 0
-        kinds = timed_kinds if is_timed or op == _MONITORED else untimed_kinds
-        if is_message:
-            peer = args[2] if name != "recv_any_source_" else -1
-            counter = group.messages.get((name, peer))
-            if counter is None:
-                counter = group.messages.setdefault((name, peer), itertools.count(1))
-        else:
-            peer, counter = -1, group.sequence
-        number = ring.begin(
-            kinds | dtype << 16, begin_ns, peer, group.key, next(counter), num_bytes, RECORDER.num_steps
-        )
-        return number, begin_ns, is_timed
-
-    def follow(ring: Ring, number: int, begin_ns: int, result: Any) -> None:
+    def follow(ring: Ring, number: int, begin_ns: int, line: _Line, sequence: int, result: Any) -> None:
         """Have the future of the work tell when the collective is over."""
         nonlocal has_future
         work = unbox_work(result[-1] if isinstance(result, (tuple, list)) else result)
@@ -135,37 +135,79 @@ def _kernel(torch: Any, distributed: Any, name: str) -> Callable[..., Any]:
             has_future = False
             ring.end(number, UNSEEN, False)
             return
-        pending = RECORDER.pending
+        pending = recorder.pending
 
         def done(future: Any) -> None:
+            # Runs before whoever waits for the work is woken: what it takes is time of the job.
             try:
+                now_ns = monotonic_ns()
                 raised = False
                 try:
                     future.value()
                 except Exception:
                     raised = True
-                ring.end(number, monotonic_ns() - begin_ns, raised)
+                ring.end(number, now_ns - begin_ns, raised)
+                if line.position:
+                    ring.words[line.position + DONE] = sequence
+                thrift.spent_ns += monotonic_ns() - now_ns
             except Exception as error:
-                RECORDER.fail(error)
+                recorder.fail(error)
             finally:
                 pending.discard(number)
 
         pending.add(number)
         try:
-            future.then(done)
+            future.add_done_callback(done)
         except BaseException:
             pending.discard(number)
             raise
 
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
-        ring = RECORDER.ring or RECORDER.arm()
+        # In one piece up to the hand-over: in steps without records this and the hand-over are all there is.
+        ring = recorder.ring or recorder.arm()
         if ring is None:
             return redispatch(keys & after, *args, **kwargs)
+        number = begin_ns = sequence = 0
+        is_timed = False
         try:
-            number, begin_ns, is_timed = begin(ring, args)
+            begin_ns = monotonic_ns()
+            payload = args[payload_at]
+            while isinstance(payload, list) and payload and (len(payload) == 1 or isinstance(payload[0], list)):
+                payload = payload[0]
+            if isinstance(payload, list):
+                tensor = payload[0] if payload else None
+                num_bytes = sum(part.nbytes for part in payload)
+            else:
+                tensor = payload
+                num_bytes = tensor.nbytes
+            if tensor is None or not tensor.is_meta:  # else somebody works out shapes, and nothing is sent
+                handle = unbox_group(args[group_at])
+                group = _by_address.get(id(handle))
+                if group is None or group.is_same() is not handle:
+                    group = _met(ring, distributed, handle)
+                line, peer = group.line, -1
+                if is_message:
+                    peer = args[2] if name != "recv_any_source_" else -1
+                    line = group.messages.get((name, peer)) or _first(ring, group, name, peer)
+                sequence = line.take()
+                position = line.position
+                if position:
+                    words = ring.words
+                    words[position + NUM_BYTES] = num_bytes
+                    words[position + BEGIN] = begin_ns
+                    words[position + ENTERED] = sequence << 8 | op
+                if not position or not (recorder.num_steps or recorder.num_nexts) & thrift.mask:
+                    is_timed = has_future and group.is_timed and tensor is not None and tensor.is_cpu
+                    kinds = timed_kinds if is_timed or op == _MONITORED else untimed_kinds
+                    if tensor is not None:
+                        kinds |= dtypes.get(tensor.dtype, 0) << 16
+                    number = ring.begin(kinds, begin_ns, peer, group.key, sequence, num_bytes, recorder.num_steps)
+                thrift.spent_ns += monotonic_ns() - begin_ns
         except Exception as error:
-            RECORDER.fail(error)
-            number, begin_ns, is_timed = 0, 0, False
+            number, is_timed = 0, False
+            recorder.fail(error)
+        if not number:
+            return redispatch(keys & after, *args, **kwargs)
         try:
             result = redispatch(keys & after, *args, **kwargs)
         except BaseException:
@@ -173,14 +215,21 @@ def _kernel(torch: Any, distributed: Any, name: str) -> Callable[..., Any]:
             raise
         if is_timed:
             try:
-                follow(ring, number, begin_ns, result)
+                handed_ns = monotonic_ns()
+                follow(ring, number, begin_ns, line, sequence, result)
+                thrift.spent_ns += monotonic_ns() - handed_ns
             except Exception as error:
-                RECORDER.fail(error)
+                recorder.fail(error)
         elif op == _MONITORED:
             _ended(ring, number, begin_ns, False)
         return result
 
     return kernel
+
+
+def _first(ring: Ring, group: _Group, name: str, peer: int) -> _Line:
+    """Nothing was sent to (or received from) this peer before."""
+    return group.messages.setdefault((name, peer), _Line(ring.position(group.key, peer)))
 
 
 def _ended(ring: Ring, number: int, begin_ns: int, raised: bool) -> None:
@@ -200,10 +249,10 @@ def _met(ring: Ring, distributed: Any, handle: Any) -> _Group:
     key = int.from_bytes(hashlib.blake2b(f"{name} {ranks}".encode(), digest_size=8).digest(), "little") or 1
     known = _groups.get(name)
     backend = str(distributed._world.pg_backend_config.get(handle, ""))
-    group = _Group(handle, key, "gloo" in backend)
     if known is not None and known.key == key:
-        group.sequence, group.messages = known.sequence, known.messages
+        line, messages = known.line, known.messages
     else:
+        line, messages = _Line(ring.position(key)), {}
         ring.note(
             group=f"{key:016x}",
             name=name,
@@ -217,5 +266,5 @@ def _met(ring: Ring, distributed: Any, handle: Any) -> _Group:
         ring.note(placed="group")
         ring.set(RANK, handle.rank())
         ring.set(WORLD_SIZE, handle.size())
-    _groups[name] = group
+    group = _groups[name] = _by_address[id(handle)] = _Group(handle, key, "gloo" in backend, line, messages)
     return group

@@ -22,6 +22,7 @@ from typing import Any
 
 from eroica.probe import collectives
 from eroica.probe.recorder import RECORDER
+from eroica.probe.thrift import LOOK_EVERY
 from eroica.ring import NEXT, NUM_NEXTS, NUM_SKIPPED, NUM_STEPS, SKIPPED, STEP, Ring, what
 
 _placed: set[str] = set()
@@ -95,6 +96,8 @@ def _next_ended(ring: Ring, number: int, begin_ns: int, raised: bool) -> None:
         RECORDER.num_nexts = num_nexts = RECORDER.num_nexts + 1
         ring.set(NUM_NEXTS, num_nexts)
         RECORDER.capture.fetched(ring, RECORDER.num_steps, num_nexts)
+        if not (RECORDER.num_steps or num_nexts % LOOK_EVERY):
+            RECORDER.look(ring)
     except Exception as error:
         RECORDER.fail(error)
 
@@ -136,9 +139,11 @@ class _Steps:
             RECORDER.depth -= 1
             if not RECORDER.depth:
                 ring.end(self.number, monotonic_ns() - self.begin_ns, False)
-                RECORDER.num_steps += 1
-                ring.set(NUM_STEPS, RECORDER.num_steps)
-                RECORDER.capture.stepped(ring, RECORDER.num_steps, RECORDER.num_nexts)
+                RECORDER.num_steps = num_steps = RECORDER.num_steps + 1
+                ring.set(NUM_STEPS, num_steps)
+                RECORDER.capture.stepped(ring, num_steps, RECORDER.num_nexts)
+                if not num_steps % LOOK_EVERY:
+                    RECORDER.look(ring)
         except Exception as error:
             RECORDER.fail(error)
 

@@ -23,6 +23,7 @@ from eroica.probe import rank, workspace
 from eroica.probe.capture import Capture
 from eroica.probe.place import job_name, ring_folder
 from eroica.probe.rank import Place
+from eroica.probe.thrift import Thrift
 from eroica.ring import Ring
 
 LONG_GC_NS = 200_000
@@ -47,6 +48,7 @@ class Recorder:
         """Records whose end a thread of the process group will tell."""
         self.capture = Capture(_is_from_signal_handler)
         """Windows that an agent asks for."""
+        self.thrift = Thrift()
         self._arming = allocate_lock()
         self._is_watching = False
         self._is_helper = False
@@ -107,6 +109,13 @@ class Recorder:
             os.register_at_fork(after_in_child=self.forked)
         gc.callbacks.append(self.collect)
         return ring
+
+    def look(self, ring: Ring) -> None:
+        """Every `LOOK_EVERY` steps (nexts, where there are no steps): what have the hooks cost, what may they?"""
+        thrift = self.thrift
+        if thrift.look(self.num_steps or self.num_nexts, time.monotonic_ns()):
+            ring.set(flight.ONE_STEP_IN, thrift.one_step_in if thrift.mask else 0)
+        ring.set(flight.HOOK_NS, thrift.spent_ns)
 
     def fail(self, error: BaseException) -> None:
         """Switch the probe off for good and note why. The one guard: every hook's `except Exception` comes here.

@@ -1,0 +1,64 @@
+"""What the probe may cost: sums what its hooks take and says in which steps collectives are recorded.
+
+Recording a call and the end of it costs some microseconds, which hurts jobs with thousands of collectives per step.
+When the sum of some steps is above `SHARE` of their time, collectives are recorded in one step of N only; in the others
+a call leaves its position in the ring (`Ring.position`) and no record. N is a power of two and a step is recorded where
+its number is a multiple of N: a rank with a larger N records a part of what others record, so the steps fit over ranks
+without a word between them. No clock here: moments are arguments. Used by the recorder.
+
+The sum holds what the lines of the hooks take. It cannot hold what torch takes to hand a call to Python and back, some
+10 us per collective (`bench/probe.py` measures it), which recording less does not save.
+"""
+
+from __future__ import annotations
+
+SHARE = 0.001
+"""Of the time of a step: the most that the hooks may cost."""
+RELAXED_SHARE = 0.0003
+"""Below this, twice as many steps are recorded. Under half of `SHARE`, so that N does not swing."""
+LOOK_EVERY = 32
+"""Steps between two looks; a power of two. The first steps, which meet the groups, compile and allocate, are slow
+and dear alike, so the first look only begins the count."""
+MOST = 1024
+"""Largest N. A job of 100 ms steps then still records one in two minutes."""
+STEP_HOOKS_NS = 4_000
+"""What the hooks of one dataloader next and one optimizer step take, as `bench/probe.py` measured; they are not timed
+one by one, since reading the clock would be a good part of it."""
+
+
+class Thrift:
+    """See the module. Steps are the raw count, of nexts where a job has no steps that we can see."""
+
+    def __init__(self) -> None:
+        self.spent_ns = 0
+        """What the hooks have cost. Raised by all hooks without a lock: a lost addition is no harm."""
+        self.one_step_in = 1
+        self.mask = 0
+        """`one_step_in` - 1: a step is recorded where `step & mask` is 0."""
+        self._since_step = -1
+        self._since_ns = 0
+        self._spent_then_ns = 0
+
+    def look(self, step: int, now_ns: int) -> bool:
+        """Count what was spent until `step` and think again; True if `one_step_in` has changed."""
+        num_steps = step - self._since_step
+        if self._since_step < 0 or num_steps <= 0:
+            self._begin(step, now_ns)
+            return False
+        self.spent_ns += STEP_HOOKS_NS * min(num_steps, LOOK_EVERY)
+        if num_steps < 2 * self.one_step_in:  # one recorded step and its like may not decide alone
+            return False
+        share = (self.spent_ns - self._spent_then_ns) / max(now_ns - self._since_ns, 1)
+        before = self.one_step_in
+        if share > SHARE:
+            while share > SHARE and self.one_step_in < MOST:
+                self.one_step_in *= 2
+                share /= 2
+        elif share < RELAXED_SHARE and self.one_step_in > 1:
+            self.one_step_in //= 2
+        self.mask = self.one_step_in - 1
+        self._begin(step, now_ns)
+        return self.one_step_in != before
+
+    def _begin(self, step: int, now_ns: int) -> None:
+        self._since_step, self._since_ns, self._spent_then_ns = step, now_ns, self.spent_ns
