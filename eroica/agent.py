@@ -194,11 +194,7 @@ class Agent:
             return
         window, state = answered
         if state is State.DONE:
-            path = capture_path(entry.tail.path.parent, window, rank)
-            future = self._executor.submit(
-                summarize_capture, str(path), rank, entry.words[ring.WORLD_SIZE], self._host, None
-            )
-            self._pending[future] = window, rank
+            self._summarize(entry, window, rank)
         self._bus.publish(bus.Answered(window=window, rank=rank, state=state))
 
     def _summarize(self, entry: _Rank, window: int, rank: int) -> None:

@@ -75,11 +75,13 @@ class Limits:
     """In the first iterations after a rendezvous: compilation of a large model takes tens of minutes."""
     pause_ns: int = 600_000_000_000
     """Within an evaluation, a checkpoint, a compilation or a rendezvous."""
+    capture_ns: int = 20_000_000_000
+    """Within a window of our own, which must not hide a hang: torch takes seconds to end a large one."""
     pause_factor: float = 3.0
     """Times the longest such pause seen, if that is more: an upper bound that fits all jobs does not exist."""
 
     def __post_init__(self) -> None:
-        for name in ("silence_ns", "silence_factor", "gap_factor", "start_ns", "pause_ns", "pause_factor"):
+        for name in ("silence_ns", "silence_factor", "gap_factor", "start_ns", "pause_ns", "capture_ns", "pause_factor"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"Limits.{name} is {getattr(self, name)}; it must be above 0")
 
@@ -186,7 +188,9 @@ class Degradation:
         limits = self._limits
         usual = max((t.windows[0].median() for tracks in self._tracks.values() for t in tracks), default=0.0)
         limit = max(limits.silence_factor * usual, limits.silence_ns, limits.gap_factor * gap_ns)
-        if pause is not None:
+        if pause is Pause.CAPTURE:
+            limit = max(limit, limits.capture_ns)
+        elif pause is not None:
             limit = max(limit, limits.pause_ns, limits.pause_factor * self._pauses_ns.get(pause, 0))
         if self._seen <= WARM_UP:
             limit = max(limit, limits.start_ns)

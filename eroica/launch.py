@@ -102,6 +102,8 @@ def environment_for(ring_folder: Path, extra: Mapping[str, str], *, base: Mappin
         "EROICA_RING_DIR": os.path.realpath(ring_folder),
         # A program without ranks, a process group or a launcher is a job of one rank.
         "EROICA_SINGLE": "1",
+        # Kineto writes two lines to stderr for each window of each rank; errors come back as exceptions all the same.
+        "KINETO_LOG_LEVEL": base.get("KINETO_LOG_LEVEL", "6"),
         **extra,
     }
 

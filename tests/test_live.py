@@ -1,0 +1,189 @@
+"""`eroica run` on real jobs, from an unmodified script: what it finds, and that it never harms the job."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eroica.findings import from_json
+
+pytest.importorskip("torch", reason="needs torch to train; pip install 'eroica[live]'")
+
+JOB = Path(__file__).with_name("live_job.py")
+TIMEOUT_S = 180
+
+
+def environment(home: Path) -> dict[str, str]:
+    """A place for rings of this test's own."""
+    runtime = home / "runtime"
+    runtime.mkdir(exist_ok=True)
+    return os.environ | {"OMP_NUM_THREADS": "1", "XDG_RUNTIME_DIR": str(runtime)}
+
+
+def job(*words: str, ranks: int = 2) -> list[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    return [*launcher, str(JOB), *words]
+
+
+def watched(command: Sequence[str], home: Path, *options: str) -> list[str]:
+    return [sys.executable, "-m", "eroica", "run", "--out", str(home / "out"), *options, "--", *command]
+
+
+def run(command: Sequence[str], home: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        watched(command, home, *options),
+        env=environment(home),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        cwd=home,
+    )
+
+
+def diagnoses(home: Path) -> list[dict[str, Any]]:
+    files = sorted((home / "out").glob("diagnosis-*.json"), key=lambda path: path.stat().st_mtime_ns)
+    found = [json.loads(file.read_text()) for file in files]
+    for one in found:
+        from_json(one)
+    return found
+
+
+def leftovers(home: Path) -> list[str]:
+    return [str(path) for path in (home / "runtime").glob("eroica/*")]
+
+
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, f"{what} within {seconds} s"
+        time.sleep(0.05)
+
+
+@pytest.mark.e2e
+def test_a_rank_that_becomes_slow_is_told_while_the_job_runs(tmp_path: Path) -> None:
+    ended = run(job("420", "slow", "150", "2", ranks=4), tmp_path, "--job", "waves")
+    assert ended.returncode == 0 and "trained 420" in ended.stdout, ended.stderr
+    found = [one for one in diagnoses(tmp_path) if one["kind"] == "slow"]
+    assert [(one["verdict"]["ranks"], one["verdict"]["cause"]) for one in found] == [("2", "input_pipeline")]
+    told = found[0]
+    assert told["job"] == "waves" and told["window"]["trigger"] == "slowdown" and told["iteration"]["slowdown"] > 1.3
+    assert "live_job.py" in told["findings"][0]["function"]["user_location"]
+    assert "input pipeline" in ended.stderr and "eroica" not in ended.stdout
+    history = [json.loads(line) for line in (tmp_path / "out" / "incidents.jsonl").read_text().splitlines()]
+    assert [line["id"] for line in history] == [one["id"] for one in diagnoses(tmp_path)]
+    assert all((tmp_path / "out" / file).exists() for line in history for file in line["files"])
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.e2e
+def test_a_rank_that_does_not_come_is_named_with_its_line_while_the_others_wait(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        watched(job("300", "stuck", "90", "1"), tmp_path),
+        env=environment(tmp_path),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        cwd=tmp_path,
+    )
+    try:
+        wait_for(lambda: bool(diagnoses(tmp_path)), "a diagnosis")
+    finally:
+        process.terminate()
+        _, told = process.communicate(timeout=TIMEOUT_S)
+    (found,) = diagnoses(tmp_path)
+    assert (found["kind"], found["verdict"]["cause"], found["verdict"]["ranks"]) == ("hang", "missing_rank", "1")
+    assert "live_job.py" in found["findings"][0]["function"]["location"]
+    assert "HANG" in told and "CRASH" not in told
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.e2e
+def test_a_rank_that_is_killed_is_a_crash_and_the_status_is_the_launchers(tmp_path: Path) -> None:
+    ended = run(job("300", "dead", "60", "1"), tmp_path)
+    assert ended.returncode == 1, ended.stderr
+    (found,) = diagnoses(tmp_path)
+    assert found["kind"] == "crash" and found["verdict"]["ranks"] == "1"
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.e2e
+def test_an_exception_on_one_rank_is_told_as_such(tmp_path: Path) -> None:
+    ended = run(job("300", "raises", "60", "0"), tmp_path)
+    assert ended.returncode == 1 and "the shard is gone" in ended.stderr
+    (found,) = diagnoses(tmp_path)
+    assert (found["verdict"]["cause"], found["verdict"]["ranks"]) == ("exception", "0")
+    assert "the shard is gone" in json.dumps(found)
+
+
+@pytest.mark.e2e
+def test_training_outlives_a_watcher_that_is_killed_and_leaves_nothing(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        watched(job("260"), tmp_path), env=environment(tmp_path), stdout=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    rings = tmp_path / "runtime" / "eroica"
+    wait_for(lambda: len(list(rings.glob("*/*.ring"))) == 2, "two rings")
+    process.send_signal(signal.SIGKILL)
+    assert process.stdout is not None and "trained 260" in process.stdout.read()
+    wait_for(lambda: not leftovers(tmp_path), "the folder of rings to go")
+
+
+@pytest.mark.e2e
+def test_two_jobs_at_once_and_a_world_of_one_do_not_meet(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    processes = []
+    for home, ranks in ((first, 2), (second, 1)):
+        home.mkdir()
+        processes.append(
+            subprocess.Popen(
+                watched(job("200", ranks=ranks), home),
+                env=environment(home) | {"XDG_RUNTIME_DIR": str(tmp_path)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                cwd=home,
+            )
+        )
+    told = [process.communicate(timeout=TIMEOUT_S) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], told
+    assert all("trained 200" in out for out, _ in told)
+    assert not list((tmp_path / "eroica").glob("*"))
+
+
+@pytest.mark.slow
+def test_a_program_without_torch_runs_as_if_nobody_watched(tmp_path: Path) -> None:
+    ended = run([sys.executable, "-c", "import sys; print('hello'); sys.exit(7)"], tmp_path)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (7, "hello\n", "")
+    assert leftovers(tmp_path) == [] and not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_a_signal_that_ends_the_command_gives_the_status_of_a_shell(tmp_path: Path) -> None:
+    ended = run(["/bin/sh", "-c", "kill -9 $$"], tmp_path)
+    assert ended.returncode == 128 + signal.SIGKILL
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("command", "status"), [(["no-such-program"], 127), (["."], 126)])
+def test_a_command_that_cannot_be_started_is_said_in_one_sentence(
+    tmp_path: Path, command: list[str], status: int
+) -> None:
+    ended = run(command, tmp_path)
+    assert ended.returncode == status and ended.stderr.count("\n") == 1 and ended.stderr.startswith("eroica run: ")
+
+
+@pytest.mark.e2e
+def test_an_output_folder_that_cannot_be_written_costs_neither_job_nor_answer(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("a file")
+    ended = run(job("300", "dead", "60", "1"), tmp_path)
+    assert ended.returncode == 1 and "CRASH" in ended.stderr
+    assert f"{tmp_path / 'out'}: the reports cannot be written there" in ended.stderr
+    assert "Traceback" not in ended.stderr.partition("CRASH")[2]
