@@ -1,4 +1,4 @@
-"""The command line: `eroica run`, `diagnose`, `show` and `demo`.
+"""The command line: `eroica run`, `diagnose`, `show`, `doctor` and `demo`.
 
 It turns arguments into calls, and results and errors into text and exit statuses; no other module prints or exits.
 stdout holds results only; progress and messages go to stderr, progress only on a terminal. What a command needs is
@@ -131,6 +131,16 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--format", choices=FORMATS, default="text", help="what stdout gets (default: text); of rings text or json"
     )
+
+    command = _command(
+        commands,
+        "doctor",
+        _doctor,
+        "tell what this machine can and cannot observe, and how to mend it",
+        "eroica doctor --python /venv/bin/python",
+    )
+    command.add_argument("--python", default=sys.executable, metavar="PYTHON", help="the Python that trains (this one)")
+    command.add_argument("--format", choices=("text", "json"), default="text", help="what stdout gets (default: text)")
 
     command = _command(
         commands,
@@ -300,6 +310,17 @@ def _show(options: argparse.Namespace) -> int:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{file} is not JSON ({error}); name a diagnosis.json") from None
     _print(from_json(data), None, options.format)
+    return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from eroica import doctor
+    from eroica.checks import Machine
+
+    with _progress() as progress:
+        progress(0, 0, "three steps under the probe")
+        checks = doctor.examine(Machine(python=options.python))
+    _print_text(doctor.render_text(checks) if options.format == "text" else doctor.render_json(checks))
     return 0
 
 
