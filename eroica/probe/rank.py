@@ -47,9 +47,11 @@ def whoami(environ: Mapping[str, str]) -> Place | None:
     if distributed is not None and distributed.is_initialized():
         return Place(distributed.get_rank(), distributed.get_world_size(), GROUP)
     for by, rank_name, size_name in SOURCES:
-        rank, size = environ.get(rank_name, ""), environ.get(size_name, "")
-        if rank.isdecimal() and (by == "launcher" or size.isdecimal()):
-            return Place(int(rank), int(size) if size.isdecimal() else 0, by)
+        rank = environ.get(rank_name, "")
+        if rank.isdecimal():
+            size = environ.get(size_name, "")
+            if by == "launcher" or size.isdecimal():
+                return Place(int(rank), int(size) if size.isdecimal() else 0, by)
     return Place(0, 1, SINGLE) if option("EROICA_SINGLE", environ) == "1" else None
 
 

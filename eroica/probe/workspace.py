@@ -31,11 +31,13 @@ def create(user: Path) -> Path:
     """A new folder under `user` for this process, mode 0700. Raises OSError, also if `user` is open to others."""
     pid = os.getpid()
     folder = user / f"run-{pid}-{start_ticks(pid):x}-{_host()}{_namespace()}"
-    for path in (user, folder, user):  # the first again: another run may have cleared it away in between
+    for _ in range(10):  # a run that ends at this moment clears the user's folder away with its own
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(user, 0o700)
         with contextlib.suppress(FileExistsError, FileNotFoundError):
-            os.mkdir(path, 0o700)
-    if not folder.is_dir():
-        os.mkdir(folder, 0o700)
+            os.mkdir(folder, 0o700)
+        if folder.is_dir():
+            break
     for path in (user, folder):
         status = os.lstat(path)
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
