@@ -43,6 +43,10 @@ _RENDEZVOUS_FUNCTIONS = (
 _SAVING = re.compile(r"/torch/(serialization|distributed/checkpoint/.*)\.py$|/safetensors/")
 _SAVING_FUNCTIONS = re.compile(r"^(async_)?save($|_)|^_?(legacy_)?save$|write_data|save_checkpoint")
 _LOADING_FUNCTIONS = re.compile(r"^_?load($|_)|read_data")
+_EVALUATION = re.compile(
+    r"^_?(evaluate|evaluation|validate|validation|eval|valid|run_eval\w*|eval_\w+|evaluation_loop)$"
+)
+"""Names by which people call it; whoever calls it otherwise has the probe's record of the phase, or neither."""
 _COMPILER = re.compile(
     r"/torch/(_dynamo/(convert_frame|symbolic_convert|output_graph)|_inductor/.*|_functorch/aot.*)\.py$|/triton/compiler/"
 )
@@ -68,9 +72,10 @@ def doing(view: RankView) -> Doing:
     main = view.main
     frame = user_frame(main)
     if view.state in ("stopped", "traced", "died", "ended"):
-        return Doing("exception" if view.exception else view.state, waiting_call(view), frame, "process")
+        call = failed_call(view) if view.exception else waiting_call(view)
+        return Doing("exception" if view.exception else view.state, call, frame, "process")
     if view.exception:
-        return Doing("exception", None, frame, "note")
+        return Doing("exception", failed_call(view), frame, "note")
     if view.phase in PHASES and not _waits_in_call(view, main):
         return Doing(view.phase, None, frame, "phase")
     if main is not None and main.frames:
@@ -93,6 +98,12 @@ def waiting_call(view: RankView) -> Call | None:
         return max(inside, key=lambda call: call.for_s)
     latest = max(view.calls, key=lambda call: -call.for_s, default=None)
     return latest if latest is not None and latest.status == "unseen" else None
+
+
+def failed_call(view: RankView) -> Call | None:
+    """The call whose failure was the last thing that it did on any group: what an error of communication came from."""
+    latest = min(view.calls, key=lambda call: call.for_s, default=None) if view.is_recording else None
+    return latest if latest is not None and latest.status in ("failed", "in") else None
 
 
 def _waits_in_call(view: RankView, main: Thread | None) -> bool:
@@ -142,6 +153,8 @@ def _around(view: RankView, main: Thread) -> Doing | None:
     """A phase further out: saving goes through the user's own code, too, and so does leaving."""
     for outer in main.frames:
         name = outer.function.rpartition(".")[2]
+        if _EVALUATION.search(name):
+            return Doing("evaluation", None, user_frame(main), "stack")
         if outer.is_users:
             continue
         if name in _LEAVING:

@@ -26,6 +26,8 @@ _FOLLOWS = re.compile(
 )
 """Exceptions that come from a peer that has gone, from a time-out or from whoever ended the job. Wrong for a program
 whose own network code fails in these words: then the exception is shown among the evidence, without blame."""
+_LOCAL = re.compile(r"/multiprocessing/(connection|queues|managers|synchronize)\.py:|/torch/utils/data/")
+"""Where an error of communication is one with a worker process of the rank's own."""
 _WORKER = re.compile(r"DataLoader worker \(pid[^)]*\)[^.]*(killed by signal|exited unexpectedly)")
 _ENDED_BY_OTHERS = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
 """Signals by which launchers and people end the rest of a job."""
@@ -49,7 +51,25 @@ def exit_words(status: int | None) -> str:
 
 def is_follower(view: RankView) -> bool:
     """It left by an exception that somebody else's departure causes."""
-    return bool(view.exception) and not _WORKER.search(view.exception) and bool(_FOLLOWS.search(view.exception))
+    return bool(view.exception) and not _is_workers(view) and bool(_FOLLOWS.search(view.exception))
+
+
+def _is_workers(view: RankView) -> bool:
+    """It left because a worker process of its own had gone."""
+    is_lost = _FOLLOWS.search(view.exception) is not None and _LOCAL.search(view.exception_at) is not None
+    return is_lost or _WORKER.search(view.exception) is not None
+
+
+def followers(views: Mapping[int, RankView]) -> list[Suspect]:
+    """Where nothing else was found: everybody who left did so by an error of communication."""
+    ranks = frozenset(rank for rank, view in views.items() if is_follower(view))
+    if not ranks:
+        return []
+    text = f"{some(ranks)} left by errors of communication, and nobody is seen to have gone first"
+    shown = dict.fromkeys(f"{views[rank].exception} at {views[rank].exception_at}" for rank in sorted(ranks))
+    evidence = tuple(Evidence(line, "ring", {}) for line in [text, *list(shown)[:4]])
+    advice = "look at ranks without a ring, at the hosts, and at the network between them"
+    return [Suspect("unknown", "group", ranks, "unknown", text, evidence, kind="crash", advice=advice)]
 
 
 def departures(views: Mapping[int, RankView], doings: Mapping[int, Doing], graph: Graph) -> list[Suspect] | None:
@@ -81,7 +101,7 @@ def _exceptions(first: Mapping[int, RankView], doings: Mapping[int, Doing]) -> l
     found = []
     for (_, at), ranks in sorted(alike.items(), key=lambda item: item[1]):
         view = first[ranks[0]]
-        is_worker = bool(_WORKER.search(view.exception))
+        is_worker = _is_workers(view)
         where = f" at {at}" if at else ""
         text = f"{some(ranks)}: {view.exception}{where}"
         evidence = [Evidence(f"{some(ranks)} left by {view.exception}{where}", "ring", {"exception": view.exception})]
@@ -89,7 +109,9 @@ def _exceptions(first: Mapping[int, RankView], doings: Mapping[int, Doing]) -> l
             evidence.append(Evidence(f"{some(ranks)} still runs: its clean-up waits for the others", "process", {}))
         found.append(
             Suspect(
-                *("dead_worker" if is_worker else "exception", "rank", frozenset(ranks), "established", text),
+                *("dead_worker" if is_worker else "exception", "rank", frozenset(ranks)),
+                "established" if not is_worker or _WORKER.search(view.exception) else "supported",
+                text,
                 tuple(evidence),
                 function=FunctionName("host", view.exception.partition(":")[0], at or None, at or None),
                 kind="hang" if all(first[rank].state == "running" for rank in ranks) else "crash",
@@ -115,8 +137,8 @@ def _deaths(
     if len(first) == len(views) > 1:
         text = f"all {len(views)} ranks died ({_statuses(views, first)}); nothing tells who went first"
         advice = "look at what ended the job: the launcher's log, the scheduler, the host"
-        evidence = (Evidence(text, "process", {"ranks": len(views)}),)
-        return [Suspect("unknown", "all", frozenset(first), "unknown", text, evidence, kind="crash", advice=advice)]
+        seen = (Evidence(text, "process", {"ranks": len(views)}),)
+        return [Suspect("unknown", "all", frozenset(first), "unknown", text, seen, kind="crash", advice=advice)]
     if len(first) > 1 and not known:
         # Whoever waited for another rank was alive and well until that one had gone.
         active = {rank for rank in first if doings[rank].call is None}

@@ -30,11 +30,11 @@ from eroica.findings import (
     Verdict,
     Window,
 )
-from eroica.gone import departures
+from eroica.gone import departures, exit_words
 from eroica.job import format_missing, format_ranks
 from eroica.locking import entanglement
-from eroica.merged import chain, lines, merge, place
-from eroica.standing import RankView, user_frame
+from eroica.merged import chain, lines, merge
+from eroica.standing import Frame, RankView, call_site, user_frame
 from eroica.suspect import Suspect, some
 from eroica.waiting import Gathering, Graph, graph_of, mismatches, skews
 
@@ -107,7 +107,7 @@ def _suspects(look: _Look) -> list[Suspect]:
     if different or circles:
         return different + circles
     waiting = any(rank in look.graph.edges for rank in stuck)
-    return _ends(look) if waiting else _alone(look, stuck)
+    return _ends(look) if waiting else _alone(look, stuck) if not broken else []
 
 
 def _halted(look: _Look, stuck: Sequence[int]) -> list[Suspect]:
@@ -149,6 +149,13 @@ def _different(look: _Look) -> list[Suspect]:
             other = "; ".join(what for what, who in case.variants[1:])
             text = f"{some(odd)}: {other} where {some(case.variants[0][1])} have {usual}"
             level = "established"
+            odd_skews = [skew for rank, skew in skews(look.views, case.group.key).items() if rank in odd]
+            if odd_skews:
+                did = "left a call out" if odd_skews[0].step > odd_skews[0].usual else "made a call more"
+                text += f"; it has {did} in step {min(odd_skews[0].step, odd_skews[0].usual)}"
+            block = next((f.block for rank in odd for f in _users(look, rank) if f.block), "")
+            if block:
+                text += f"; it stands in {'an' if block == 'except' else 'a'} `{block}` block"
         else:
             text = (
                 f"{case.group.name}, call {case.sequence}: {said}; neither is a majority, so who is right is undecided"
@@ -183,7 +190,7 @@ def _circles(look: _Look) -> list[Suspect]:
         text = f"{' while '.join(parts)}: each waits for the other"
         evidence = [
             Evidence(
-                f"{meeting.what}: {some(meeting.calls)} wait in it, {some(meeting.behind)} have not entered it",
+                f"{meeting.what}: in it {some(meeting.calls)}; not yet {some(meeting.behind)}",
                 "ring",
                 {"inside": format_ranks(meeting.calls), "behind": format_ranks(meeting.behind)},
             )
@@ -260,7 +267,7 @@ def _culprit(look: _Look, rank: int) -> Suspect:
     if done.what in ("loader", "queue"):
         dead = [child for child in view.children if child.state == "dead" and child.exit_status not in (0, None)]
         if dead:
-            told = ", ".join(f"{child.pid} ({_exit(child.exit_status)})" for child in dead[:4])
+            told = ", ".join(f"{child.pid} ({exit_words(child.exit_status)})" for child in dead[:4])
             text = f"{who}: waits{at} for a worker process that is dead: {told}"
             evidence.append(Evidence(text, "process", {"dead": [child.pid for child in dead]}))
             return Suspect(
@@ -452,8 +459,12 @@ def _without_stack(view: RankView) -> str:
 
 
 def _line_of(look: _Look, rank: int) -> str:
-    frame = look.doings[rank].frame or user_frame(look.views[rank].main)
-    return f"{frame.function} ({frame.at})" if frame is not None else ""
+    return call_site(look.views[rank].main)
+
+
+def _users(look: _Look, rank: int) -> list[Frame]:
+    main = look.views[rank].main
+    return [frame for frame in main.frames if frame.is_users] if main is not None else []
 
 
 def _places(look: _Look, ranks: Iterable[int]) -> list[Evidence]:
@@ -469,20 +480,10 @@ def _function(look: _Look, rank: int) -> FunctionName | None:
     return _name(main.frames[0], look.doings[rank].frame or user_frame(main))
 
 
-def _name(inner: object, users: object) -> FunctionName | None:
-    from eroica.standing import Frame
-
-    if not isinstance(inner, Frame):
-        return None
-    if not isinstance(users, Frame):
+def _name(inner: Frame, users: Frame | None) -> FunctionName:
+    if users is None:
         return FunctionName("host", inner.function, inner.at)
     return FunctionName("host", inner.function, inner.at, users.at, users.function)
-
-
-def _exit(status: int | None) -> str:
-    from eroica.gone import exit_words
-
-    return exit_words(status)
 
 
 def _diagnosis(
@@ -584,6 +585,3 @@ def _consequences(look: _Look, blamed: frozenset[int]) -> tuple[Consequence, ...
             text = f"wait{whom} since {since_s:.0f} s" + (f" at {line}" if line else "")
             found.append(Consequence(format_ranks(ranks), gathering.what, text))
     return tuple(found[:MOST_CONSEQUENCES])
-
-
-__all__ = ["LIMIT_S", "PHASE_LIMIT_S", "explain", "place"]

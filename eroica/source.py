@@ -148,4 +148,4 @@ def _body_at(statement: ast.stmt, number: int) -> list[ast.stmt]:
     bodies: list[list[ast.stmt]] = [getattr(statement, name, []) for name in ("body", "orelse", "finalbody")]
     bodies += [handler.body for handler in getattr(statement, "handlers", [])]
     bodies += [case.body for case in getattr(statement, "cases", [])]
-    return next((body for body in bodies if isinstance(body, list) and _covers(body, number)), [])
+    return next((body for body in bodies if _covers(body, number)), [])

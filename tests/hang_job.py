@@ -1,7 +1,7 @@
 """One rank of a small job that comes to a halt in a given way, for `test_hang_live.py`; see FAULTS for the ways.
 
-Run as a plain script with RANK, WORLD_SIZE, the fault and the rendezvous file as its arguments. Each rank prints "there"
-once it is about to stand still, then does so until it is killed.
+Run as a plain script with RANK, WORLD_SIZE, the fault and the rendezvous file as its arguments. Each rank prints
+"there" once it is about to stand still, then does so until it is killed.
 """
 
 import eroica  # noqa: F401

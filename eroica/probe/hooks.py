@@ -21,6 +21,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 from eroica.probe import collectives
+from eroica.probe.fallback import EVERY_NS, FALLBACK
 from eroica.probe.recorder import RECORDER
 from eroica.probe.thrift import LOOK_EVERY
 from eroica.ring import NEXT, NUM_NEXTS, NUM_SKIPPED, NUM_STEPS, SKIPPED, STEP, Ring, what
@@ -138,12 +139,15 @@ class _Steps:
         try:
             RECORDER.depth -= 1
             if not RECORDER.depth:
-                ring.end(self.number, monotonic_ns() - self.begin_ns, False)
+                now_ns = monotonic_ns()
+                ring.end(self.number, now_ns - self.begin_ns, False)
                 RECORDER.num_steps = num_steps = RECORDER.num_steps + 1
                 ring.set(NUM_STEPS, num_steps)
                 RECORDER.capture.stepped(ring, num_steps, RECORDER.num_nexts)
                 if not num_steps % LOOK_EVERY:
                     RECORDER.look(ring)
+                if now_ns - FALLBACK.set_ns >= EVERY_NS:
+                    FALLBACK.step(ring, now_ns)
         except Exception as error:
             RECORDER.fail(error)
 
@@ -159,6 +163,7 @@ def _is_inside(file: str) -> bool:
 
 
 def _optimizer(module: Any) -> None:
+    FALLBACK.watch()
     steps = _Steps(module.__file__)
     module.register_optimizer_step_pre_hook(steps.before)
     module.register_optimizer_step_post_hook(steps.after)

@@ -98,4 +98,5 @@ def prune(user: Path, most: int) -> None:
     for _, path in sorted(rings, reverse=True)[most:]:
         with contextlib.suppress(OSError):
             path.unlink()
+            path.with_suffix(".stacks").unlink(missing_ok=True)
             path.parent.rmdir()

@@ -21,6 +21,7 @@ from types import ModuleType, TracebackType
 from eroica import ring as flight
 from eroica.probe import rank, workspace
 from eroica.probe.capture import Capture
+from eroica.probe.fallback import FALLBACK
 from eroica.probe.place import job_name, ring_folder
 from eroica.probe.rank import Place
 from eroica.probe.thrift import Thrift
@@ -125,11 +126,25 @@ class Recorder:
         if _is_from_signal_handler(error.__traceback__):
             raise error
         self.is_off = True
+        FALLBACK.cancel()
         ring, self.ring = self.ring, None
         if ring is not None:
             with contextlib.suppress(Exception):
                 ring.set(flight.STATE, flight.OFF)
                 ring.note(fault=_text(error), at=_where(error.__traceback__))
+
+    def leave(self, error: BaseException | None) -> None:
+        """The process group is about to be taken down, by the exception `error` or in peace."""
+        ring = self.ring
+        if ring is None:
+            return
+        try:
+            entry: dict[str, object] = {"leaving": True, "clock_ns": time.monotonic_ns()}
+            if error is not None:
+                entry |= {"exception": _text(error), "at": _where(error.__traceback__)}
+            ring.note(**entry)
+        except Exception as fault:
+            self.fail(fault)
 
     def finish(self) -> None:
         """At the end of the process, before the interpreter goes: wait for callbacks, say that the end was reached."""
@@ -142,6 +157,7 @@ class Recorder:
             time.sleep(0.01)  # the thread has yet to leave the callback
         with contextlib.suppress(Exception):
             self.capture.finish(self.ring)
+        FALLBACK.cancel()
         ring, self.ring = self.ring, None
         self.is_off = True
         if ring is not None:
@@ -157,6 +173,7 @@ class Recorder:
         self.is_off = self.is_off or self.ring is not None
         self.ring = None
         self.capture.forked()
+        FALLBACK.forked()
         self.depth = 0
         self.pending = set()
         self._arming = allocate_lock()
