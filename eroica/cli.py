@@ -287,7 +287,7 @@ def _show(options: argparse.Namespace) -> int:
 
     from eroica.findings import from_json
     from eroica.flights import holds_rings
-    from eroica.postmortem import look, render_json, render_text
+    from eroica.postmortem import explanation, look, render_json, render_text
     from eroica.ring import SUFFIX
 
     file: Path = options.file
@@ -295,7 +295,11 @@ def _show(options: argparse.Namespace) -> int:
         if options.format not in ("text", "json"):
             options.usage(f"argument --format: a post-mortem comes as text or json, not {options.format}")
         report = look(file, time.monotonic_ns())
-        _print_text(render_text(report) if options.format == "text" else render_json(report))
+        why = explanation(file)
+        if options.format == "text":
+            _print_text((_render(why, None, "text") + "\n" if why is not None else "") + render_text(report))
+        else:
+            _print_text(render_json(report, why))
         return 0
     if file.is_dir():
         file = file / "diagnosis.json"

@@ -320,6 +320,8 @@ def _culprit(look: _Look, rank: int) -> Suspect:
         main = view.main
         inside = f" in {main.frames[0].function}" if main is not None and main.frames else ""
         text = f"{who}: has not come to {_awaited(look, rank)}; it is{inside}{at}{holding}"
+        if view.is_leaving:
+            text += "; it has taken its process group down"
         level = "established" if view.silent_s is not None and view.is_recording else "hypothesis"
     else:
         text = f"{who}: has not come to {_awaited(look, rank)}; {_without_stack(view)}"

@@ -2,8 +2,8 @@
 
 `read_rings` opens the files of a folder, `post_mortem` turns them into a plain record, `render_text` and `render_json`
 show it. It tells positions: steps, the last collective of each group, who has entered it and who has not, what is
-still open, garbage collection, dead processes and their exceptions. It names no cause and no culprit; that is for a
-diagnosis. Used by `eroica show RINGDIR`.
+still open, garbage collection, dead processes and their exceptions. It names no cause and no culprit; that is
+`explanation`'s part, which looks at the processes, too, and is shown on top. Used by `eroica show RINGDIR`.
 
 Numbers of calls on a group are compared over ranks; clocks are not, except that times of one host are shown side by
 side.
@@ -16,13 +16,17 @@ import socket
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
-from eroica import ring
+from eroica import __version__, ring
+from eroica.findings import Diagnosis, to_json
 from eroica.flights import groups_of, newest_of, newest_start, noted, read_rings, what_of, with_place
+from eroica.hang import explain
 from eroica.job import format_ranks, parse_ranks
 from eroica.ring import Flight, Record
 from eroica.untrusted import clean
+from eroica.views import look_closer
 
 SCHEMA = "eroica.postmortem/1"
 MOST_RANKS = 40
@@ -143,9 +147,29 @@ def look(path: Path, clock_ns: int) -> PostMortem:
     return post_mortem(flights, notes, host=host, clock_ns=clock_ns, alive=alive)
 
 
-def render_json(report: PostMortem) -> str:
-    """One object, indented, ending with a newline; fields are only ever added within this schema."""
-    return json.dumps({"schema": SCHEMA, **asdict(report)}, indent=2) + "\n"
+def explanation(path: Path) -> Diagnosis | None:
+    """Why the job of the rings at `path` stands still or broke off; None if nothing is wrong, or nothing can be seen.
+
+    Stacks are taken only where a rank that runs here has been silent for long: py-spy pauses what it looks at.
+    """
+    closer = look_closer(path, with_stacks=False)
+    if any(view.silent_s is not None and view.silent_s >= closer.limit_s for view in closer.views):
+        closer = look_closer(path)
+    return explain(
+        closer.views,
+        world_size=closer.world_size,
+        job=closer.job,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        version=__version__,
+        limit_s=closer.limit_s,
+    )
+
+
+def render_json(report: PostMortem, why: Diagnosis | None = None) -> str:
+    """One object, indented, ending with a newline; fields are only ever added within this schema. `why`: `explanation`,
+    given as a diagnosis of its own schema; null if there is none."""
+    body = {"schema": SCHEMA, **asdict(report), "explanation": to_json(why) if why is not None else None}
+    return json.dumps(body, indent=2) + "\n"
 
 
 def render_text(report: PostMortem) -> str:

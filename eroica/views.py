@@ -66,15 +66,18 @@ class Closer:
     notes: list[str]
 
 
-def look_closer(path: Path, *, with_stacks: bool = True) -> Closer:
-    """Rings, processes and stacks of the job whose rings lie at `path`, on this host, now. Raises as `read_rings`."""
+def look_closer(path: Path, *, with_stacks: bool = True, may_trace: bool = True) -> Closer:
+    """Rings, processes and stacks of the job whose rings lie at `path`, on this host, now. Raises as `read_rings`.
+
+    `may_trace`: whether py-spy may pause the processes; without it stacks are those that `faulthandler` left.
+    """
     flights, notes = read_rings(path)
     host = socket.gethostname()
     alive = [ring.is_alive(flight.identity) if noted(flight, "host") == host else None for flight in flights]
     latest, _ = newest_start(flights, alive)
     folder = path.parent if path.is_file() else path
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        seen = list(pool.map(lambda pair: observe(pair[0], pair[1], folder, host, with_stacks), latest.values()))
+        seen = list(pool.map(lambda pair: observe(*pair, folder, host, with_stacks, may_trace), latest.values()))
     clock_ns = time.monotonic_ns()
     # Rings once more: in the meantime somebody may have moved on, and positions must not be older than stacks.
     again, _ = read_rings(path)
@@ -89,7 +92,9 @@ def look_closer(path: Path, *, with_stacks: bool = True) -> Closer:
     return Closer(views, world_size, noted(newest, "job"), limit_s_of([flight for flight, _ in latest.values()]), notes)
 
 
-def observe(flight: Flight, lives: bool | None, folder: Path, host: str, with_stacks: bool = True) -> Process:
+def observe(
+    flight: Flight, lives: bool | None, folder: Path, host: str, with_stacks: bool = True, may_trace: bool = True
+) -> Process:
     """The process of a ring, its children and its stacks."""
     if noted(flight, "host") != host:
         return Process(no_stack=f"no stacks: its host is {noted(flight, 'host') or 'unknown'}, and this is {host}")
@@ -104,7 +109,9 @@ def observe(flight: Flight, lives: bool | None, folder: Path, host: str, with_st
     letter = seen.letter if seen is not None else ""
     tracer = processes.tracer(pid)
     children = processes.children(pid)
-    taken = stacks.dump(pid) if with_stacks else stacks.Dump(reason="stacks were not asked for")
+    if not with_stacks:
+        return Process(True, True, letter, None, tracer, no_stack="stacks were not asked for", children=children)
+    taken = stacks.dump(pid) if may_trace else stacks.Dump(reason="no stacks: tracing was not asked for")
     threads, source = taken.threads, "py-spy"
     if not threads:
         threads, source = _left_behind(flight, folder), "faulthandler"
