@@ -10,6 +10,7 @@ Not here: judgement. A software power cap is active on many a healthy busy devic
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -112,7 +113,8 @@ def _text(found: object) -> str:
 
 def _items(found: object) -> list[object]:
     """Elements of a list or of an array of ctypes, [] of anything else."""
-    return list(found) if isinstance(found, Iterable) else []
+    # An array of ctypes can be walked and is no Iterable.
+    return list(found) if isinstance(found, Iterable | ctypes.Array) else []
 
 
 class Nvml:
