@@ -21,6 +21,7 @@ from eroica.findings import CAUSES, CONFIDENCES, KINDS, SCOPES, from_json, to_js
 from eroica.job import parse_ranks
 from eroica.pattern import Function, Summary, stack, summarize
 from eroica.trace import Category, Trace
+from eroica.utilisation import MU_SOURCES
 from evals.cases_synth import CASES
 from evals.score import score
 from evals.synth import cluster
@@ -122,6 +123,40 @@ def test_in_no_synthetic_fault_a_victim_is_blamed(case: str) -> None:
 
 
 # --- nothing to say ------------------------------------------------------------------------------------------------
+
+
+MATMUL = h.Function(Activity.OPERATOR, "aten::mm", None, None)
+PYTHON = h.Function(Activity.PYTHON, "train_step", "train.py:7", "train.py:7")
+
+
+def starved(function: Function, spent_s: float, granted: float, usual: float = 0.95) -> list[Summary]:
+    """Rank 1 of four spends `spent_s` in a host function where the others spend 0.5, and gets `granted` of the core."""
+    source = MU_SOURCES.index("cpu_granted")
+    ranks = [
+        h.Rank(own=0.5, waiting=spent_s - 0.5, functions={function: 0.5}, mu={function: usual}, mu_source=source),
+        h.Rank(own=spent_s, functions={function: spent_s}, mu={function: granted}, mu_source=source),
+    ]
+    everyone = [h.Sample(spent_s - 0.5 + 0.1), h.Sample(0.1)]
+    told = [replace(rank, length=spent_s + 0.1, samples=[s]) for rank, s in zip(ranks, everyone, strict=True)]
+    return h.job([told[0], told[1], told[0], told[0]])
+
+
+@pytest.mark.parametrize("function", [MATMUL, PYTHON], ids=["operator", "python"])
+def test_a_rank_that_waits_for_a_core_has_cpu_contention(function: Function) -> None:
+    verdict = answer(starved(function, 1.0, 0.48))
+    assert (verdict.verdict.cause, verdict.verdict.ranks) == ("cpu_contention", "1")
+    assert any("waiting for a core explains" in one.text for one in verdict.evidence.values())
+
+
+@pytest.mark.parametrize("function", [MATMUL, PYTHON], ids=["operator", "python"])
+def test_a_little_contention_does_not_explain_a_rank_that_takes_twice_as_long(function: Function) -> None:
+    verdict = answer(starved(function, 1.0, 0.85))
+    assert verdict.verdict.ranks == "1" and verdict.verdict.cause != "cpu_contention"
+
+
+def test_a_host_on_which_all_wait_alike_for_cores_blames_no_rank_for_it() -> None:
+    verdict = answer(starved(MATMUL, 1.0, 0.3, usual=0.3))
+    assert verdict.verdict.cause != "cpu_contention"
 
 
 def test_no_traces_are_no_data_and_never_healthy() -> None:

@@ -98,6 +98,17 @@ def test_counters_that_were_not_read_leave_nan() -> None:
     assert math.isnan(row(summary_of(h.kernel("gemm", 10 * h.MS, 5 * h.MS), samples=clock), "gemm")["mu"])
 
 
+def test_with_run_queue_delay_a_host_functions_mu_is_the_share_of_the_core_that_it_wanted_and_got() -> None:
+    half = [0.2] * 10
+    shared = counters(cpu_ratio=half, runqueue_ratio=half)
+    alone = counters(cpu_ratio=half, runqueue_ratio=[0.0] * 10)
+    idle = counters(cpu_ratio=[0.0] * 10, runqueue_ratio=[0.0] * 10)
+    told = [row(summary_of(h.op("aten::mm", 0, 60 * h.MS), samples=s), "aten::mm") for s in (shared, alone, idle)]
+    assert told[0]["mu"] == pytest.approx(0.5) and MU_SOURCES[int(told[0]["source"])] == "cpu_granted"
+    assert told[1]["mu"] == 1, "a thread that sleeps much still gets all that it wants"
+    assert math.isnan(told[2]["mu"]), "a thread that wanted nothing says nothing"
+
+
 def test_the_forty_functions_that_own_most_are_told_and_the_largest_left_out_is_the_cut_off() -> None:
     made = summary_of(
         *(h.kernel(f"gemm{chr(97 + k % 26)}{chr(97 + k // 26)}", k * h.MS, 10_000 * (k + 1)) for k in range(60))
