@@ -125,8 +125,8 @@ def test_in_no_synthetic_fault_a_victim_is_blamed(case: str) -> None:
 # --- nothing to say ------------------------------------------------------------------------------------------------
 
 
-MATMUL = h.Function(Activity.OPERATOR, "aten::mm", None, None)
-PYTHON = h.Function(Activity.PYTHON, "train_step", "train.py:7", "train.py:7")
+MATMUL = Function(Activity.OPERATOR, "aten::mm", None, None)
+PYTHON = Function(Activity.PYTHON, "train_step", "train.py:7", "train.py:7")
 
 
 def starved(function: Function, spent_s: float, granted: float, usual: float = 0.95) -> list[Summary]:

@@ -241,7 +241,12 @@ def test_a_port_without_standard_counters_is_read_by_its_own(tmp_path: Path) -> 
     port(
         tmp_path,
         "efa_0/1",
-        {"state": "4: ACTIVE", "hw_counters/rx_bytes": "10", "hw_counters/tx_bytes": "20", "rate": "100 Gb/sec (4X EDR)"},
+        {
+            "state": "4: ACTIVE",
+            "hw_counters/rx_bytes": "10",
+            "hw_counters/tx_bytes": "20",
+            "rate": "100 Gb/sec (4X EDR)",
+        },
     )
     sampler = open_rdma(tmp_path)
     assert isinstance(sampler, Rdma)

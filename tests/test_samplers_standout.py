@@ -54,11 +54,9 @@ def test_a_rank_that_waits_for_a_core_is_told_with_who_burns_it() -> None:
         ]
     }
     first, second = stand_out(hosts)
-    assert first.text == "rank 1's training thread was ready 47% of the time without a core (peers: 1%)"
+    assert first.text == "rank 1's training thread waited for a core 47% of the time (peers: 1%)"
     assert first.rank == 1 and first.target == "rank 1" and first.host == "h0" and first.peers == 0.01
-    assert second.text == (
-        "stress (pid 4711), which is not of the job, uses 0.50 cores on cores where rank 1 may run"
-    )
+    assert second.text == ("stress (pid 4711), which is not of the job, uses 0.50 cores on cores where rank 1 may run")
 
 
 @pytest.mark.parametrize(
@@ -89,10 +87,11 @@ def test_one_of_eight_that_differs_is_told_alone(kind: Kind, name: str, usual: f
 
 
 def test_a_power_cap_that_is_active_on_healthy_devices_is_no_observation() -> None:
-    hosts = {
-        "h0": [counted("device", str(k), None, None, throttle=k % 2, throttle_power_cap=k % 2, sm_clock_ratio=0.9) for k in range(8)]
-    }  # fmt: skip
-    assert stand_out(hosts) == ()
+    devices = [
+        counted("device", str(k), None, None, throttle=k % 2, throttle_power_cap=k % 2, sm_clock_ratio=0.9)
+        for k in range(8)
+    ]
+    assert stand_out({"h0": devices}) == ()
 
 
 def test_a_lowered_clock_is_told_with_its_reasons() -> None:

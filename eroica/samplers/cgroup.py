@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from eroica.samplers.proc import parse_keyed, read_number, read_text
+from eroica.samplers.proc import numbers_of, read_number, read_text
 
 NO_LIMIT = float(1 << 60)
 """A version 1 memory limit above this is none: the kernel writes the largest multiple of a page."""
@@ -101,7 +101,7 @@ def cpu_counts(folders: tuple[Path, ...]) -> dict[str, float]:
     found: dict[str, float] = {}
     quotas: list[float] = []
     for folder in folders:
-        stat = parse_keyed(read_text(folder / "cpu.stat"))
+        stat = numbers_of(read_text(folder / "cpu.stat"), "nr_throttled", "throttled_time", "throttled_usec")
         if "nr_throttled" in stat:
             ns = stat["throttled_time"] if "throttled_time" in stat else stat.get("throttled_usec", 0.0) * 1000
             found["num_throttled"] = found.get("num_throttled", 0.0) + stat["nr_throttled"]
@@ -121,8 +121,8 @@ def memory_counts(folders: tuple[Path, ...]) -> dict[str, float]:
     """
     found: dict[str, float] = {}
     for folder in folders:
-        events = parse_keyed(read_text(folder / "memory.events"))
-        stat = parse_keyed(read_text(folder / "memory.stat"))
+        events = numbers_of(read_text(folder / "memory.events"), "max", "high", "oom_kill")
+        stat = numbers_of(read_text(folder / "memory.stat"), "inactive_file", "total_inactive_file")
         if events:
             at_limit, kills = events.get("max", 0.0) + events.get("high", 0.0), events.get("oom_kill", 0.0)
             use, limit = read_number(folder / "memory.current"), read_number(folder / "memory.max")
@@ -132,7 +132,7 @@ def memory_counts(folders: tuple[Path, ...]) -> dict[str, float]:
             if failed is None:
                 continue
             at_limit = failed
-            kills = parse_keyed(read_text(folder / "memory.oom_control")).get("oom_kill", 0.0)
+            kills = numbers_of(read_text(folder / "memory.oom_control"), "oom_kill").get("oom_kill", 0.0)
             use, limit = read_number(folder / "memory.usage_in_bytes"), read_number(folder / "memory.limit_in_bytes")
             cache = stat.get("total_inactive_file", stat.get("inactive_file", 0.0))
         found["num_at_limit"] = found.get("num_at_limit", 0.0) + at_limit

@@ -19,17 +19,17 @@ from pathlib import Path
 from eroica.samplers import Metric, Missing, Rank, Reading, Target
 from eroica.samplers.cgroup import Groups, Mount, cpu_counts, groups_of, memory_counts, parse_mounts
 from eroica.samplers.proc import (
+    numbers_of,
     parse_cpu,
     parse_disks,
     parse_interfaces,
-    parse_keyed,
     parse_pressure,
     parse_schedstat,
     parse_snmp,
     parse_stat,
-    parse_words,
     read_number,
     read_text,
+    words_of,
 )
 from eroica.samplers.processes import Processes
 
@@ -39,6 +39,8 @@ DRIVING = "pt_autograd"
 """Threads of this name run backward on device jobs while the main thread waits: together they drive training."""
 BUSY_THREADS = 4
 """Other threads of a rank that are followed: those that used most CPU since the last look."""
+LOOKS = 1
+"""Ranks whose threads are listed in one read: each thread costs a file, and there may be a hundred per rank."""
 MOST_THREADS = 256
 """Threads of a rank that are looked at."""
 MOST_INTERFACES = 64
@@ -105,11 +107,22 @@ second on every Linux that torch runs on (USER_HZ)."""
 
 TICK_NS = 10_000_000
 
+_STATUS = {
+    "voluntary_ctxt_switches": "voluntary_switches",
+    "nonvoluntary_ctxt_switches": "involuntary_switches",
+    "TracerPid": "tracer_pid",
+    "Threads": "num_threads",
+    "VmRSS": "resident_bytes",
+    "VmSwap": "swap_bytes",
+}
+_IO = {"read_bytes": "file_read_bytes", "write_bytes": "file_write_bytes"}
+
 
 @dataclass
 class _Threads:
     """What a rank's driving threads got so far, and which others are followed."""
 
+    pid: int
     driving: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Thread id -> (ran, waited), as last read. A thread that is found later counts from then on."""
     ran_ns: int = 0
@@ -162,6 +175,11 @@ class Host:
             del self._threads[pid]
             self._facts.pop(pid, None)
         self._processes.look(now_ns, live)
+        threads = [self._threads.setdefault(rank.pid, _Threads(rank.pid)) for rank in ranks]
+        due = [one for one in threads if one.looked_ns is None or now_ns - one.looked_ns >= SLOW_NS]
+        for one in sorted(due, key=lambda one: one.looked_ns or 0)[:LOOKS]:
+            self._look_at_threads(one)
+            one.looked_ns = now_ns
         limits: dict[tuple[Path, ...], dict[str, float]] = {}
         namespaces: dict[str, list[Rank]] = {}
         for rank in ranks:
@@ -188,34 +206,20 @@ class Host:
     def _rank(
         self, now_ns: int, rank: Rank, limits: dict[tuple[Path, ...], dict[str, float]], labels: dict[str, str]
     ) -> dict[str, float] | None:
-        folder = self._proc / str(rank.pid)
-        stat = parse_stat(read_text(folder / "stat"))
+        folder = f"{self._proc}/{rank.pid}"
+        stat = parse_stat(read_text(f"{folder}/stat"))
         if stat is None or stat.state in "ZX":
             return None
         facts = self._facts_of(now_ns, rank.pid)
-        found = self._driving(now_ns, rank.pid)
+        found = self._driving(rank.pid)
         found |= {
             "process_cpu_ns": float(stat.cpu_ticks * self._tick_ns),
             "minor_faults": float(stat.minor_faults),
             "major_faults": float(stat.major_faults),
         }
-        status = parse_words(read_text(folder / "status"))
-        for key, name in (
-            ("voluntary_ctxt_switches", "voluntary_switches"),
-            ("nonvoluntary_ctxt_switches", "involuntary_switches"),
-            ("TracerPid", "tracer_pid"),
-            ("Threads", "num_threads"),
-        ):
-            if status.get(key, "").isdigit():
-                found[name] = float(status[key])
-        for key, name in (("VmRSS", "resident_bytes"), ("VmSwap", "swap_bytes")):
-            words = status.get(key, "").split()
-            if words and words[0].isdigit():
-                found[name] = float(words[0]) * 1024
-        io = parse_keyed(read_text(folder / "io"))
-        for key, name in (("read_bytes", "file_read_bytes"), ("write_bytes", "file_write_bytes")):
-            if key in io:
-                found[name] = io[key]
+        status = read_text(f"{folder}/status")
+        found |= {_STATUS[key]: value for key, value in numbers_of(status, *_STATUS).items()}
+        found |= {_IO[key]: value for key, value in numbers_of(read_text(f"{folder}/io"), *_IO).items()}
         if facts.groups.cpu not in limits:
             limits[facts.groups.cpu] = cpu_counts(facts.groups.cpu)
         found |= limits[facts.groups.cpu] | facts.memory
@@ -223,7 +227,8 @@ class Host:
         if children is not None:
             found["children_cpu"] = children.cores
             labels["children"] = children.text
-        labels |= {"name": stat.name, "state": stat.state, "cpus": status.get("Cpus_allowed_list", "")}
+        cpus = words_of(status, "Cpus_allowed_list").get("Cpus_allowed_list", [])
+        labels |= {"name": stat.name, "state": stat.state, "cpus": "".join(cpus)}
         return found
 
     def _facts_of(self, now_ns: int, pid: int) -> _Facts:
@@ -236,16 +241,12 @@ class Host:
             facts = self._facts[pid] = _Facts(groups, _link(folder / "ns" / "net"), memory, now_ns)
         return facts
 
-    def _driving(self, now_ns: int, pid: int) -> dict[str, float]:
+    def _driving(self, pid: int) -> dict[str, float]:
         """What the driving threads got, summed since each was first seen, so that a new one makes no jump."""
-        threads = self._threads.setdefault(pid, _Threads())
-        if threads.looked_ns is None or now_ns - threads.looked_ns >= SLOW_NS:
-            self._look_at_threads(pid, threads)
-            threads.looked_ns = now_ns
+        threads = self._threads[pid]
         found = False
         for tid in [pid, *(tid for tid, name in threads.names.items() if name.startswith(DRIVING) and tid != pid)]:
-            folder = self._proc / str(pid) / "task" / str(tid)
-            times = parse_schedstat(read_text(folder / "schedstat"))
+            times = parse_schedstat(read_text(f"{self._proc}/{pid}/task/{tid}/schedstat"))
             if times is None:
                 continue
             found = True
@@ -259,7 +260,8 @@ class Host:
         stat = parse_stat(read_text(self._proc / str(pid) / "task" / str(pid) / "stat"))
         return {} if stat is None else {"driving_cpu_ns": float(stat.cpu_ticks * self._tick_ns)}
 
-    def _look_at_threads(self, pid: int, threads: _Threads) -> None:
+    def _look_at_threads(self, threads: _Threads) -> None:
+        pid = threads.pid
         folder = self._proc / str(pid) / "task"
         try:
             tids = sorted(int(name) for name in os.listdir(folder) if name.isdigit())[:MOST_THREADS]
@@ -268,7 +270,7 @@ class Host:
         names: dict[int, str] = {}
         ticks: dict[int, int] = {}
         for tid in tids:
-            stat = parse_stat(read_text(folder / str(tid) / "stat"))
+            stat = parse_stat(read_text(f"{folder}/{tid}/stat"))
             if stat is not None:
                 names[tid], ticks[tid] = stat.name, stat.cpu_ticks
         # At the first look all of a thread's past counts, which is as good a guess as any.
@@ -282,7 +284,7 @@ class Host:
         found: dict[Target, dict[str, float]] = {}
         threads = self._threads[rank.pid]
         for tid in threads.followed:
-            times = parse_schedstat(read_text(self._proc / str(rank.pid) / "task" / str(tid) / "schedstat"))
+            times = parse_schedstat(read_text(f"{self._proc}/{rank.pid}/task/{tid}/schedstat"))
             if times is not None:
                 # Threads of one name differ by their id, which people need for `py-spy` and `top -H`.
                 name = f"{rank.rank}/{threads.names[tid]} {tid}"
@@ -303,12 +305,12 @@ class Host:
             pressure = parse_pressure(read_text(self._proc / "pressure" / resource))
             if "some" in pressure:
                 found[f"{resource}_pressure_us"] = pressure["some"]
-        vm = parse_keyed(read_text(self._proc / "vmstat"))
+        vm = numbers_of(read_text(self._proc / "vmstat"), "pswpin", "pswpout", "oom_kill")
         if "pswpin" in vm and "pswpout" in vm:
             found["swapped_pages"] = vm["pswpin"] + vm["pswpout"]
         if "oom_kill" in vm:
             found["num_oom_kills"] = vm["oom_kill"]
-        memory = parse_keyed(read_text(self._proc / "meminfo"))
+        memory = numbers_of(read_text(self._proc / "meminfo"), "MemTotal", "MemAvailable")
         if memory.get("MemTotal") and "MemAvailable" in memory:
             found["memory_available_ratio"] = memory["MemAvailable"] / memory["MemTotal"]
         return found

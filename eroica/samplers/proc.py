@@ -16,6 +16,10 @@ MOST_BYTES = 1 << 20
 """Longest file that is read: /proc/diskstats of a host with thousands of volumes stays below."""
 
 
+SURELY_ALL = 2048
+"""The kernel gives a page or more at once while there is more: a shorter part is the last, and asking again costs."""
+
+
 def read_text(path: Path | str) -> str:
     """Contents; "" if it cannot be read. A process may end at any time, a file may be forbidden: both are normal."""
     try:
@@ -29,6 +33,8 @@ def read_text(path: Path | str) -> str:
             if not part:
                 break
             found += part
+            if len(part) < SURELY_ALL:
+                break
         return found.decode("utf-8", "replace")
     except OSError:
         return ""
@@ -94,23 +100,32 @@ def parse_schedstat(text: str) -> tuple[int, int] | None:
     return int(fields[0]), int(fields[1])
 
 
-def parse_keyed(text: str) -> dict[str, float]:
-    """Lines of "key value", "key: value" or "key: value kB" (bytes then)."""
-    found: dict[str, float] = {}
-    for line in text.splitlines():
-        fields = line.split()
-        if len(fields) < 2:
-            continue
-        value = number(fields[1])
-        if value is not None:
-            found[fields[0].rstrip(":")] = value * 1024 if fields[2:3] == ["kB"] else value
+def words_of(text: str, *keys: str) -> dict[str, list[str]]:
+    """The words after each of these keys, of a file of lines "key value" or "key: value".
+
+    Such files have a hundred lines of which a handful is wanted, so lines are looked for and not split one by one.
+    """
+    found: dict[str, list[str]] = {}
+    text = "\n" + text
+    for key in keys:
+        at = text.find("\n" + key)
+        # A longer key may begin with this one.
+        while at >= 0 and text[at + len(key) + 1 : at + len(key) + 2] not in (" ", ":", "\t"):
+            at = text.find("\n" + key, at + 1)
+        if at >= 0:
+            end = text.find("\n", at + 1)
+            found[key] = text[at + len(key) + 2 : end if end >= 0 else len(text)].split()
     return found
 
 
-def parse_words(text: str) -> dict[str, str]:
-    """Lines of "key: anything" (/proc/PID/status)."""
-    pairs = (line.split(":", 1) for line in text.splitlines() if ":" in line)
-    return {key.strip(): value.strip() for key, value in pairs}
+def numbers_of(text: str, *keys: str) -> dict[str, float]:
+    """The numbers after these keys; with "kB" behind them in bytes."""
+    found: dict[str, float] = {}
+    for key, words in words_of(text, *keys).items():
+        value = number(words[0]) if words else None
+        if value is not None:
+            found[key] = value * 1024 if words[1:2] == ["kB"] else value
+    return found
 
 
 def parse_pressure(text: str) -> dict[str, float]:

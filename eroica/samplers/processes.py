@@ -7,14 +7,14 @@ process's CPU is that between two looks at it. Used by `host`.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from eroica.samplers.proc import parse_stat, parse_words, read_text
+from eroica.samplers.proc import parse_stat, read_text, words_of
 
-SLICE = 100
-"""Processes looked at per read: about a millisecond."""
+SLICE = 40
+"""Processes looked at per read: about a millisecond. In a window, 500 processes take 1.3 s."""
 HOG_CORES = 0.1
 """A process that uses less is no hog: a tenth of a core cannot cost a rank on the same core more than a few percent."""
 MOST_HOGS = 8
@@ -62,6 +62,8 @@ class Processes:
         self._proc, self._tick_ns = proc, tick_ns
         self._known: dict[int, _Process] = {}
         self._waiting: list[int] = []
+        self._hogs: list[Hog] = []
+        self._children: dict[int, Children] = {}
         self._ranks: frozenset[int] = frozenset()
 
     def look(self, now_ns: int, ranks: Collection[int]) -> None:
@@ -77,7 +79,7 @@ class Processes:
             self._waiting = listed
         now, self._waiting = self._waiting[:SLICE], self._waiting[SLICE:]
         for pid in now:
-            stat = parse_stat(read_text(self._proc / str(pid) / "stat"))
+            stat = parse_stat(read_text(f"{self._proc}/{pid}/stat"))
             if stat is None:
                 self._known.pop(pid, None)
                 continue
@@ -91,36 +93,52 @@ class Processes:
                 before.cores = (stat.cpu_ticks - before.ticks) * self._tick_ns / (now_ns - before.seen_ns)
                 before.ticks, before.seen_ns = stat.cpu_ticks, now_ns
                 before.name, before.parent, before.processor = stat.name, stat.parent, stat.processor
+        if not self._waiting:
+            self._sum_up()
 
-    def _owner(self, pid: int) -> int | None:
-        """The rank that has started this process, itself or through others."""
-        for _ in range(MOST_GENERATIONS):
-            if pid in self._ranks:
-                return pid
+    def _sum_up(self) -> None:
+        """Who belongs to whom, once all processes were looked at again."""
+        owners: dict[int, int | None] = {pid: pid for pid in self._ranks}
+        mine: dict[int, list[tuple[float, int]]] = {}
+        busy: list[tuple[float, int]] = []
+        for pid, process in self._known.items():
+            owner = self._owner(pid, owners)
+            if owner is None and process.cores >= HOG_CORES:
+                busy.append((process.cores, -pid))
+            elif owner is not None and owner != pid:
+                mine.setdefault(owner, []).append((process.cores, -pid))
+        self._hogs = []
+        for cores, minus in sorted(busy, reverse=True)[:MOST_HOGS]:
+            process = self._known[-minus]
+            cpus = words_of(read_text(f"{self._proc}/{-minus}/status"), "Cpus_allowed_list")
+            name, where = self._name(-minus, process.name), "".join(cpus.get("Cpus_allowed_list", []))
+            self._hogs.append(Hog(-minus, name, cores, process.processor, where))
+        self._children = {}
+        for rank, those in mine.items():
+            cores, minus = max(those)
+            name = self._name(-minus, self._known[-minus].name) if cores >= HOG_CORES else ""
+            text = f"{name} (pid {-minus}) {cores:.1f} cores" if name else ""
+            self._children[rank] = Children(sum(cores for cores, _ in those), text)
+
+    def _owner(self, pid: int, owners: dict[int, int | None]) -> int | None:
+        """The rank that has started this process, itself or through others. `owners`: what is known already."""
+        line: list[int] = []
+        while pid not in owners and len(line) < MOST_GENERATIONS:
+            line.append(pid)
             process = self._known.get(pid)
-            if process is None or process.parent <= 1:
-                return None
-            pid = process.parent
-        return None
+            pid = process.parent if process is not None else 0
+            owners.setdefault(0, None)
+        owner = owners.get(pid)
+        owners |= dict.fromkeys(line, owner)
+        return owner
 
-    def hogs(self) -> list[Hog]:
+    def hogs(self) -> Sequence[Hog]:
         """The busiest processes that no rank has started."""
-        busy = [(pid, p) for pid, p in self._known.items() if p.cores >= HOG_CORES and self._owner(pid) is None]
-        busy.sort(key=lambda item: (-item[1].cores, item[0]))
-        return [Hog(pid, self._name(pid, p.name), p.cores, p.processor, self._cpus(pid)) for pid, p in busy[:MOST_HOGS]]
+        return self._hogs
 
     def children(self, rank: int) -> Children | None:
         """What the descendants of a rank use; None if it has none."""
-        mine = [
-            (pid, process)
-            for pid, process in self._known.items()
-            if pid not in self._ranks and self._owner(process.parent) == rank
-        ]
-        if not mine:
-            return None
-        pid, top = max(mine, key=lambda item: (item[1].cores, -item[0]))
-        text = f"{self._name(pid, top.name)} (pid {pid}) {top.cores:.1f} cores" if top.cores >= HOG_CORES else ""
-        return Children(sum(process.cores for _, process in mine), text)
+        return self._children.get(rank)
 
     def _name(self, pid: int, name: str) -> str:
         if not name.startswith(("python", "pt_main_thread", "node", "java", "perl", "ruby")):
@@ -129,6 +147,3 @@ class Processes:
         script = next((word for word in words if word and not word.startswith("-")), "")
         # After -c and -m comes code or a module: the first is too long, and a path's folders say little.
         return f"{name} {os.path.basename(script)[:40]}" if script and "-c" not in words else name
-
-    def _cpus(self, pid: int) -> str:
-        return parse_words(read_text(self._proc / str(pid) / "status")).get("Cpus_allowed_list", "")

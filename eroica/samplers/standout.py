@@ -73,7 +73,7 @@ class _Rule:
 
 RULES = (
     # Ranks. A training thread hardly ever waits for a core on a host of its own; 5 % is beyond any host we saw idle.
-    _Rule("rank", "runqueue_ratio", "TARGET's training thread was ready VALUE of the time without a core", _share, 0.05),
+    _Rule("rank", "runqueue_ratio", "TARGET's training thread waited for a core VALUE of the time", _share, 0.05),
     _Rule("rank", "throttled_ratio", "the CPU quota of TARGET's group held it for VALUE s per second", _plain, 0.01),
     _Rule("rank", "process_cpu", "TARGET's process uses VALUE cores", _plain, apart=0.5),
     _Rule("rank", "children_cpu", "processes that TARGET has started use VALUE cores", _plain, apart=0.5),
