@@ -30,6 +30,7 @@ from eroica.names import Phase
 from eroica.packing import MAX_NAME_BYTES, digest, members, members_text, pack_durations, pack_ints, unpack_durations
 from eroica.pattern import MAX_FUNCTIONS, Coverage, Function, Patterns, Summary, stack, summarize
 from eroica.trace import CollectiveKind, read_trace
+from eroica.utilisation import MU_SOURCES
 from evals.synth import cluster
 from tests import handmade as h
 from tests.traces import TRACES
@@ -119,7 +120,7 @@ def random_summary(seed: int, full: bool = False) -> Summary:
             beta=beta,
             mu=maybe,
             sigma=maybe[::-1].copy(),
-            mu_source=rng.integers(0, 8, count).astype(np.uint8),
+            mu_source=rng.integers(0, len(MU_SOURCES), count).astype(np.uint8),
             count=rng.random(count).astype(np.float32),
             work=np.round(maybe.astype(np.float64) * 1e6),
             cutoff=float(rng.random()) / 1e4,

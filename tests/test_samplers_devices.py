@@ -4,6 +4,8 @@ import ctypes
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 from eroica.samplers import Missing, Rank, Reading
 from eroica.samplers.nvml import SLOW_NS, Nvml
 from eroica.samplers.nvml import open_sampler as open_nvml
@@ -40,6 +42,7 @@ class FakeNvml:
     def __init__(self, *devices: dict[str, object]) -> None:
         self.devices = devices
         self.asked: list[str] = []
+        self.constants: list[str] = []
 
     def nvmlInit(self) -> None:
         pass
@@ -52,6 +55,7 @@ class FakeNvml:
 
     def __getattr__(self, name: str) -> object:
         if not name.startswith("nvmlDeviceGet"):
+            self.constants.append(name)
             raise AttributeError(name)
 
         def answer(handle: dict[str, object], *arguments: object) -> object:
@@ -183,6 +187,16 @@ def test_without_a_driver_or_in_a_recorded_tree_the_sampler_says_why(tmp_path: P
     assert isinstance(found, Missing) and "NVML error 9" in found.reason
     assert isinstance(open_nvml(tmp_path), Missing)
     assert isinstance(open_nvml(Path("/"), FakeNvml()), Missing)
+
+
+def test_pynvml_has_all_functions_and_constants_that_are_asked_for() -> None:
+    pynvml = pytest.importorskip("pynvml")
+    sampler, library = opened({**healthy(), "FieldValues": (), "PcieThroughput": 1})
+    for k in range(2):
+        sampler.read(SECOND + k * SLOW_NS, [])
+    constants = {name for name in dir(FakeNvml) if name.startswith("NVML_")} | set(library.constants)
+    assert not [name for name in {*library.asked, *constants} if not hasattr(pynvml, name)]
+    assert len(set(library.asked)) > 20 and len(constants) > 9
 
 
 def port(root: Path, name: str, files: dict[str, str]) -> None:
