@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 import eroica.samplers
 from eroica.samplers import GROUP, Metric, Missing, Rank, Reading, Target, open_samplers
-from eroica.samplers.evidence import counters, samples_for
+from eroica.samplers.evidence import counters, parse_counted, samples_for
 from eroica.samplers.host import METRICS as HOST
 from eroica.samplers.nvml import METRICS as NVML
 from eroica.samplers.rdma import METRICS as RDMA
 from eroica.samplers.recorder import MAX_TARGETS, Recorder, rates
+from eroica.samplers.standout import stand_out
 
 SECOND = 1_000_000_000
 MS = 1_000_000
@@ -216,6 +217,7 @@ def test_counters_tell_rates_by_their_names_increases_by_the_counters_and_are_pl
         }
         recorder.tick([])
     told = json.loads(json.dumps(counters(recorder, START, START + 8 * SECOND)))
+    assert parse_counted(told) == told
     assert told == [
         {
             "kind": "nic",
@@ -232,6 +234,33 @@ def test_counters_tell_rates_by_their_names_increases_by_the_counters_and_are_pl
             "labels": {},
         },
     ]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@given(
+    st.lists(
+        JSON
+        | st.fixed_dictionaries(
+            {"kind": st.sampled_from(["rank", "nic", "device", "x"]), "name": JSON | st.just("3/a 4"), "rank": JSON},
+            optional={
+                "values": JSON | st.dictionaries(st.sampled_from(["sm_clock_ratio", "cpu_ratio"]), JSON),
+                "labels": JSON | st.dictionaries(st.sampled_from(["cpus", "pid", "state"]), JSON),
+            },
+        ),
+        max_size=6,
+    )
+)
+def test_counters_that_a_host_makes_up_are_left_out_and_harm_nobody(plain: object) -> None:
+    sound = parse_counted(plain)
+    stand_out({"h": sound})
+    assert parse_counted(json.loads(json.dumps(sound))) == sound
+    assert parse_counted({"kind": "rank"}) == []
 
 
 def test_an_interval_without_a_reading_takes_the_ones_around_it() -> None:

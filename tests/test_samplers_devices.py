@@ -123,6 +123,14 @@ def test_a_device_tells_clock_power_heat_links_and_whose_processes_run() -> None
     assert labels["pids"] == "42" and labels["uuid"] == "GPU-1" and labels["pci"] == "00000000:18:00.0"
 
 
+def test_a_device_tells_the_cores_that_it_is_attached_to(tmp_path: Path) -> None:
+    (tmp_path / "0000:18:00.0").mkdir()
+    (tmp_path / "0000:18:00.0" / "local_cpulist").write_text("0-31,64-95\n")
+    sampler = open_nvml(Path("/"), FakeNvml(healthy()), tmp_path)
+    assert isinstance(sampler, Nvml)
+    assert [labels["cpus"] for labels in sampler.read(SECOND, []).labels.values()] == ["0-31,64-95"]
+
+
 def test_a_lowered_clock_is_told_with_its_reasons() -> None:
     sampler, _ = opened({**healthy(), "ClockInfo": 1188, "CurrentClocksEventReasons": 0x40 | 0x1})
     reading = sampler.read(SECOND, [])

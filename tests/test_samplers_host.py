@@ -88,7 +88,7 @@ def test_a_recorded_host_tells_its_pressure_disk_and_cards(tmp_path: Path) -> No
     assert {t.name for t in first.values if t.kind == "nic"} == {"lo", "eth0"}
     assert "speed_gbps" not in of(first, "nic", "eth0"), "a virtual card tells -1"
     rank = first.labels[Target("rank", "0", 0, TRAINING)]
-    assert rank["cpus"] == "1" and rank["state"] == "R"
+    assert rank["cpus"] == "1" and rank["state"] == "R" and rank["pid"] == str(TRAINING)
 
 
 def test_what_cannot_be_read_is_absent_and_not_zero(tmp_path: Path) -> None:

@@ -100,6 +100,26 @@ def test_a_lowered_clock_is_told_with_its_reasons() -> None:
     assert only(stand_out(hosts)).text.endswith("reasons: power_cap")
 
 
+def test_an_unused_device_has_a_low_clock_and_that_is_no_observation() -> None:
+    devices = [counted("device", str(k), sm_clock_ratio=0.98, temperature_c=65, busy_ratio=0.9) for k in range(7)]
+    devices.append(counted("device", "7", sm_clock_ratio=0.1, temperature_c=30, busy_ratio=0.0))
+    assert stand_out({"h0": devices}) == ()
+
+
+def test_a_rank_bound_to_the_other_socket_than_its_device_is_told() -> None:
+    hosts = {
+        "h0": [
+            counted("rank", "0", 0, {"cpus": "0-31", "pid": "10"}),
+            counted("rank", "4", 4, {"cpus": "0-31", "pid": "14"}),
+            counted("device", "0", None, {"cpus": "0-31", "pids": "10"}),
+            counted("device", "4", None, {"cpus": "32-63", "pids": "14 99"}),
+        ]
+    }
+    told = only(stand_out(hosts))
+    assert told.rank == 4
+    assert told.text == "rank 4 is bound to cores 0-31, and its device 4 is attached to cores 32-63"
+
+
 def test_a_scattered_value_does_not_stand_out() -> None:
     scattered = [0.2, 1.4, 0.5, 2.4, 0.9, 1.9, 0.1, 2.0]
     hosts = {"h0": [counted("rank", str(k), k, None, process_cpu=cpu) for k, cpu in enumerate(scattered)]}

@@ -63,7 +63,7 @@ class Rank:
     pid: int
     """In the pid namespace of the agent."""
     device: str = ""
-    """Index, UUID or PCI address of its device; "" = learn it from the device's own list of processes."""
+    """Index (as the driver counts), UUID or PCI address of its device; "" = learn it from the processes on each device."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import TypedDict, get_args
 
 import numpy as np
 
 from eroica.samplers import Kind, Metric, Rank
-from eroica.samplers.recorder import Recorder, Series, rates
+from eroica.samplers.recorder import MAX_TARGETS, Recorder, Series, rates
 from eroica.trace import Float64s, Int64s, Samples
 
+MOST_TEXT, MOST_VALUES, LARGEST = 400, 100, 1e300
 FAR_S = 5.0
 """A counter of another target that was read so far from an instant says nothing about it."""
 
@@ -141,6 +142,36 @@ def counters(recorder: Recorder, start_ns: int, end_ns: int) -> list[Counted]:
         target = series.target
         found.append(
             Counted(kind=target.kind, name=target.name, rank=target.rank, values=values, labels=dict(series.labels))
+        )
+    return found
+
+
+def parse_counted(plain: object) -> list[Counted]:
+    """What `counters` gave, after its travel. What is malformed or beyond bounds is left out: hosts are not trusted."""
+    found: list[Counted] = []
+    for one in plain[:MAX_TARGETS] if isinstance(plain, list) else []:
+        if not isinstance(one, dict) or one.get("kind") not in get_args(Kind) or not isinstance(one.get("name"), str):
+            continue
+        rank, values, labels = one.get("rank"), one.get("values"), one.get("labels")
+        if isinstance(rank, bool) or not isinstance(rank, int | None):
+            continue
+        numbers = values.items() if isinstance(values, dict) else ()
+        words = labels.items() if isinstance(labels, dict) else ()
+        sound = {
+            str(name)[:MOST_TEXT]: float(value)
+            for name, value in numbers
+            # Integers may be longer than any float.
+            if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
+        }
+        texts = {str(name)[:MOST_TEXT]: text[:MOST_TEXT] for name, text in words if isinstance(text, str)}
+        found.append(
+            Counted(
+                kind=one["kind"],
+                name=one["name"][:MOST_TEXT],
+                rank=rank,
+                values=dict(list(sound.items())[:MOST_VALUES]),
+                labels=dict(list(texts.items())[:MOST_VALUES]),
+            )
         )
     return found
 

@@ -228,7 +228,7 @@ class Host:
             found["children_cpu"] = children.cores
             labels["children"] = children.text
         cpus = words_of(status, "Cpus_allowed_list").get("Cpus_allowed_list", [])
-        labels |= {"name": stat.name, "state": stat.state, "cpus": "".join(cpus)}
+        labels |= {"name": stat.name, "state": stat.state, "cpus": "".join(cpus), "pid": str(rank.pid)}
         return found
 
     def _facts_of(self, now_ns: int, pid: int) -> _Facts:

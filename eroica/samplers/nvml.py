@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from eroica.samplers import Metric, Missing, Rank, Reading, Target
+from eroica.samplers.proc import read_text
 
 SLOW_NS = 5_000_000_000
 """Between two looks at a device's errors, links and processes."""
@@ -23,6 +24,7 @@ NOT_AVAILABLE = 0xFFFFFFFF
 """What 32-bit functions of NVML return for "not known"."""
 ALL_LINKS = 0xFFFFFFFF
 KIB = 1024.0
+PCI = Path("/sys/bus/pci/devices")
 
 REASONS = {
     0x4: "power_cap",
@@ -120,7 +122,7 @@ def _items(found: object) -> list[object]:
 class Nvml:
     """All devices of this host."""
 
-    def __init__(self, library: _Library, handles: Sequence[object]) -> None:
+    def __init__(self, library: _Library, handles: Sequence[object], devices: Path = PCI) -> None:
         self._library, self._handles = library, tuple(handles)
         self._top = [library.number("nvmlDeviceGetMaxClockInfo", h, self._constant("CLOCK_SM")) for h in handles]
         self._labels = [
@@ -133,6 +135,10 @@ class Nvml:
             }
             for handle in handles
         ]
+        for labels in self._labels:
+            # NVML writes the domain with eight digits, sysfs with four.
+            place = devices / labels["pci"].lower()[-12:] / "local_cpulist"
+            labels["cpus"] = read_text(place).strip() if labels["pci"] else ""
         self._counted: list[bool] = [True] * len(self._handles)
         self._slow_ns: list[int | None] = [None] * len(self._handles)
 
@@ -266,8 +272,9 @@ class Nvml:
         return {"num_nvlinks": float(up), "nvlink_errors": errors} if known else {}
 
 
-def open_sampler(root: Path, library: object = None) -> Nvml | Missing:
-    """A sampler of this host's devices. `library`: a module with pynvml's functions, for tests."""
+def open_sampler(root: Path, library: object = None, devices: Path = PCI) -> Nvml | Missing:
+    """A sampler of this host's devices. For tests: `library`, a module with pynvml's functions, and sysfs's PCI
+    devices."""
     if library is None:
         if root != Path("/"):
             return Missing("nvml", f"{root} is a recorded tree, and devices are asked through their driver")
@@ -287,4 +294,4 @@ def open_sampler(root: Path, library: object = None) -> Nvml | Missing:
         return Missing(
             "nvml", f"NVML lists {int(count)} devices and opens {len(handles) - handles.count(None)} of them"
         )
-    return Nvml(asked, handles)
+    return Nvml(asked, handles, devices)

@@ -137,6 +137,8 @@ RULES = (
 
 THREAD_APART = 0.3
 """Cores by which the threads beside the training thread must exceed the peers' to be told."""
+IDLE_DEVICE = 0.1
+"""A device that is busy for less of the time lowers its clock and cools down by itself: not compared with others."""
 HOG_CORES = 0.25
 """A process that is not of the job is told from here on."""
 
@@ -160,6 +162,9 @@ def _derived(counted: Counted) -> dict[str, float]:
         if part in values and values.get(whole, 0.0) > 0 and values[part] >= least:
             values[name] = values[part] / values[whole]
 
+    if values.get("busy_ratio", 1.0) < IDLE_DEVICE and counted["kind"] == "device":
+        for name in ("sm_clock_ratio", "temperature_c", "num_processes"):
+            values.pop(name, None)
     share("stolen_share", "stolen_cores", "num_cores")
     share("runnable_per_core", "procs_running", "num_cores")
     # Of a handful of segments one is soon a percent.
@@ -266,6 +271,24 @@ def _placement(host: str, every: Sequence[Counted]) -> Iterator[Observation]:
             )
 
 
+def _far_devices(host: str, every: Sequence[Counted]) -> Iterator[Observation]:
+    """Ranks that may not run on any of the cores that their device is attached to."""
+    ranks = {c["labels"]["pid"]: c for c in every if c["kind"] == "rank" and c["labels"].get("pid")}
+    for device in every:
+        near = parse_cores(device["labels"].get("cpus", ""))
+        if device["kind"] != "device" or not near:
+            continue
+        for pid in device["labels"].get("pids", "").split():
+            own = parse_cores(ranks[pid]["labels"].get("cpus", "")) if pid in ranks else frozenset()
+            if own and not own & near:
+                rank = ranks[pid]["rank"]
+                text = (
+                    f"rank {rank} is bound to cores {clean(ranks[pid]['labels']['cpus'])}, and its device "
+                    f"{clean(device['name'])} is attached to cores {clean(device['labels']['cpus'])}"
+                )
+                yield Observation(host, f"rank {rank}", rank, "far_device", 1.0, None, text, 2.0)
+
+
 def stand_out(hosts: Mapping[str, Sequence[Counted]]) -> tuple[Observation, ...]:
     """What stands out of the counters of each host (`evidence.counters`), the strongest first."""
     found: list[Observation] = []
@@ -282,6 +305,6 @@ def stand_out(hosts: Mapping[str, Sequence[Counted]]) -> tuple[Observation, ...]
         found += _judge(rule, shared[rule.kind, rule.name])
     found += _busy_threads(hosts)
     for host, every in hosts.items():
-        found += [*_hogs(host, every), *_placement(host, every)]
+        found += [*_hogs(host, every), *_placement(host, every), *_far_devices(host, every)]
     found.sort(key=lambda o: (-o.strength, o.host, o.target, o.name))
     return tuple(found[:MOST])
