@@ -63,7 +63,7 @@ class Rank:
     pid: int
     """In the pid namespace of the agent."""
     device: str = ""
-    """Index (as the driver counts), UUID or PCI address of its device; "" = learn it from the processes on each device."""
+    """Index (as the driver counts), UUID or PCI address of its device; "" = learn it from the device's processes."""
 
 
 @dataclass(frozen=True, slots=True)
