@@ -32,6 +32,7 @@ from typing import Any
 from eroica import ring as flight
 from eroica.commands import Command, Frames, State, Unit, Verb, answer, parse
 from eroica.probe import weave
+from eroica.probe.fitting import fitted
 from eroica.probe.frames import Sampler
 from eroica.ring import CAPTURE, Ring, what
 
@@ -342,14 +343,14 @@ class _Window:
             profiler.export_chrome_trace(draft)
             del profiler
             os.chmod(draft, 0o600)
-            weave.weave(draft, self._events(weave.base_ns(draft)))
+            weave.weave(draft, self._events(draft))
             os.replace(draft, target)
         finally:
             with contextlib.suppress(OSError):
                 os.unlink(draft)
 
-    def _events(self, base: int) -> list[str]:
-        pid = os.getpid()
+    def _events(self, draft: str) -> list[str]:
+        pid, base = os.getpid(), weave.base_ns(draft)
         marks = _iteration_marks(self.marks)
         events = [
             weave.event("user_annotation", f"ProfilerStep#{count}", pid, self.tid, begin, end, base)
@@ -358,7 +359,8 @@ class _Window:
         events += [weave.event("python_function", "Python GC", pid, *span, base) for span in self._collections]
         if self._sampler is not None:
             self._sampler.thread.join()
-            spans = self._sampler.spans(self.marks[0][2], self.marks[-1][2])
+            seen = self._sampler.seen()
+            spans = fitted(seen, weave.host_events(draft), self.marks[0][2], self.marks[-1][2])
             events += weave.frames(spans, pid, base, _FIRST_FRAME_ID)
         return events
 

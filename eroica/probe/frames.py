@@ -2,8 +2,7 @@
 
 Not a tracer: no call is hooked and nothing is paid outside of the window. What lasts shorter than a period is seen by
 chance or not at all. `Sampler` looks, on a thread of its own that also calls out when the time limit of the window has
-passed; `spans` makes of its samples what a tracer would have written: one span per frame for as long as the frames
-above it stay the same. Used by `capture`, which writes the spans into the trace (`weave`).
+passed. Used by `capture`; what the samples mean beside the operators of the trace is worked out by `fitting`.
 
 Threads that Kineto does not know to run Python (the autograd engine's) show as well. A thread other than the training
 one counts only while its CPU clock moves: one that waits for its queue all the time is no busy thread.
@@ -32,17 +31,15 @@ _BUSY = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """One frame of one thread, for as long as it was seen without a break."""
+class Thread:
+    """What was seen of one thread."""
 
     tid: int
-    """The thread as the operating system and Kineto number it."""
-    begin_ns: int
-    """Wall clock, as the trace has it."""
-    end_ns: int
-    code: CodeType
-    parent: int
-    """Place of the frame that called it among the spans; -1 = none that was seen."""
+    """As the operating system and Kineto number it."""
+    is_off_path: bool
+    """Started by Python and not the one that trains."""
+    samples: list[tuple[int, tuple[CodeType, ...]]]
+    """When, by the wall clock in nanoseconds, and the stack, outermost first; () where it did nothing."""
 
 
 class Sampler:
@@ -128,53 +125,10 @@ class Sampler:
         self._clocks[ident] = (clock, ran, now)
         return ran - before > _BUSY * (now - then)
 
-    def spans(self, begin_ns: int, end_ns: int) -> list[Span]:
-        """What was seen between two instants of the wall clock, each thread's by begin. Call it when it has stopped."""
+    def seen(self) -> list[Thread]:
+        """What was seen. Call it when the thread has ended."""
         stacks = [codes[::-1] for codes in self._stacks]
-        found: list[Span] = []
-        for ident, samples in self._samples.items():
-            _thread_spans(found, self._tids[ident], samples, stacks, begin_ns, end_ns)
-        return found
-
-
-def _thread_spans(
-    found: list[Span],
-    tid: int,
-    samples: list[tuple[int, int]],
-    stacks: list[tuple[CodeType, ...]],
-    begin_ns: int,
-    end_ns: int,
-) -> None:
-    """Append the spans of one thread. `stacks` are outermost first.
-
-    A sample stands for the time around it. Where the next one is late, something held the GIL in one call, and its
-    stack is the one that the late sample shows: so the earlier one gives way after half a period.
-    """
-    half_ns = int(PERIOD_S * 5e8)
-    opened: list[tuple[CodeType, int]] = []
-    """Code and place in `found` of the frames that are open."""
-    before_ns = begin_ns
-    for now_ns, number in [*samples, (end_ns, -1)]:
-        if not begin_ns <= now_ns <= end_ns:
-            continue
-        stack = stacks[number] if number >= 0 else ()
-        change_ns = end_ns if now_ns == end_ns else min(before_ns + half_ns, now_ns) if opened else now_ns - half_ns
-        change_ns = max(change_ns, before_ns)
-        if before_ns == begin_ns and not opened:
-            change_ns = begin_ns
-        same = 0
-        while same < min(len(opened), len(stack)) and opened[same][0] is stack[same]:
-            same += 1
-        for _, place in opened[same:]:
-            span = found[place]
-            found[place] = Span(span.tid, span.begin_ns, change_ns, span.code, span.parent)
-        del opened[same:]
-        for code in stack[same:]:
-            opened.append((code, len(found)))
-            found.append(Span(tid, change_ns, change_ns, code, opened[-2][1] if len(opened) > 1 else -1))
-        before_ns = now_ns
-
-
-def process() -> int:
-    """The process as Kineto numbers it."""
-    return os.getpid()
+        return [
+            Thread(self._tids[ident], ident in self._clocks, [(at, stacks[k] if k >= 0 else ()) for at, k in samples])
+            for ident, samples in self._samples.items()
+        ]

@@ -15,11 +15,17 @@ import sys
 from collections.abc import Iterable, Iterator
 from types import CodeType
 
-from eroica.probe.frames import Span
+from eroica.probe.fitting import HostEvent, Span
 
 _TAIL_BYTES = 1 << 16
 _HEAD_BYTES = 1 << 24
 """File-level keys stand before the events; lists of process groups are a few megabytes in the largest jobs."""
+MOST_BYTES_TO_FIT = 64 << 20
+"""A trace up to this length is looked through for its operators: 0.1 s for each 12 MB, beside training."""
+_HOST_EVENT = re.compile(
+    rb'"ph":\s*"X",\s*"cat":\s*"(cpu_op|user_annotation)",\s*"name":\s*"((?:[^"\\]|\\.)*)",\s*"pid":\s*\d+,\s*'
+    rb'"tid":\s*(\d+),\s*"ts":\s*(\d+)(?:\.(\d+))?,\s*"dur":\s*(\d+)(?:\.(\d+))?'
+)
 _CLOSING = re.compile(rb"\s*\]\s*,\s*\"traceName\"[^\]]*\}\s*$|\s*\]\s*\}\s*$")
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d+)')
 
@@ -57,14 +63,29 @@ def base_ns(path: str) -> int:
     return int(found[1]) if found else 0
 
 
+def host_events(path: str) -> dict[int, list[HostEvent]]:
+    """Operators and annotations of the host by thread, as they stand in the file. Empty if it is too long to look at."""
+    found: dict[int, list[HostEvent]] = {}
+    if os.path.getsize(path) > MOST_BYTES_TO_FIT:
+        return found
+    with open(path, "rb") as file:
+        text = file.read()
+    base = base_ns(path)
+    for match in _HOST_EVENT.finditer(text):
+        category, name, tid, ts, ts_part, dur, dur_part = match.groups()
+        begin = base + int(ts) * 1000 + int((ts_part or b"")[:3].ljust(3, b"0"))
+        end = begin + int(dur) * 1000 + int((dur_part or b"")[:3].ljust(3, b"0"))
+        found.setdefault(int(tid), []).append((begin, end, category == b"cpu_op", name))
+    return found
+
+
 def frames(spans: list[Span], pid: int, base: int, first_id: int) -> Iterator[str]:
     """Spans as the events that torch writes for the frames that it traces."""
     # The place in `spans` makes the id; torch's own ids are far below `first_id`.
     for place, span in enumerate(spans):
-        if span.end_ns > span.begin_ns:
-            parent = first_id + span.parent if span.parent >= 0 else None
-            args = f'"Python parent id": {"null" if parent is None else parent}, "Python id": {first_id + place}'
-            yield event("python_function", name_of(span.code), pid, span.tid, span.begin_ns, span.end_ns, base, args)
+        parent = str(first_id + span.parent) if span.parent >= 0 else "null"
+        args = f'"Python parent id": {parent}, "Python id": {first_id + place}'
+        yield event("python_function", name_of(span.code), pid, span.tid, span.begin_ns, span.end_ns, base, args)
 
 
 def event(category: str, name: str, pid: int, tid: int, begin_ns: int, end_ns: int, base: int, args: str = "") -> str:
