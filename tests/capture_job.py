@@ -6,6 +6,7 @@ import argparse
 import hashlib
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -14,6 +15,9 @@ from typing import Any
 import eroica  # noqa: F401  (arms the probe)
 import torch
 import torch.distributed as dist
+from eroica.commands import Command, Frames, Verb
+from eroica.probe.recorder import RECORDER
+from eroica.ring import post
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
@@ -88,6 +92,9 @@ def main() -> None:
     parser.add_argument("--culprit", type=int, default=0)
     parser.add_argument("--delay-ms", type=float, default=60.0)
     parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--window", type=int, default=0, help="steps of a window that begins at step 8")
+    parser.add_argument("--frames", type=int, default=1)
+    parser.add_argument("--end", choices=("return", "raise", "kill", "exit"), default="return", help="how it ends")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -101,13 +108,26 @@ def main() -> None:
     optimizer = torch.optim.SGD(network.parameters(), lr=1e-2, momentum=0.9, fused=True)
     loader = DataLoader(Signals(mine / BATCH if options.fault == "slow_input" else 0.0), batch_size=BATCH)
     source = batches(loader)
-    for _ in range(options.steps):
+    for index in range(options.steps):
+        if options.window and index in (5, 6):
+            ring = RECORDER.ring
+            assert ring is not None
+            verb = Verb.PREPARE if index == 5 else Verb.COMMIT
+            frames = Frames(options.frames)
+            command = Command(window=1, verb=verb, start=8, num_steps=options.window, frames=frames)
+            post(ring.path, command.word())
         signals = next(source)
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(network(signals), signals)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     parameters = b"".join(value.detach().numpy().tobytes() for value in network.parameters())
+    if options.end == "raise":
+        raise ValueError("the end")
+    if options.end == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if options.end == "exit":
+        sys.exit(3)
     print(json.dumps({"rank": rank, "digest": hashlib.sha256(parameters).hexdigest()[:16]}))
     if dist.is_initialized():
         dist.destroy_process_group()

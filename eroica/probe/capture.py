@@ -17,6 +17,7 @@ first: while one is prepared or active no window begins, and one that begins ins
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import json
 import os
@@ -39,8 +40,10 @@ from eroica.ring import CAPTURE, Ring, what
 FOLDER = "captures"
 """Beside the rings; in it a folder per window."""
 MOST_WINDOW_S = 60.0
-"""A window is over by then, at the next boundary, with the steps that it has: op-dense training makes 400,000 events a
+"""A window is over by then, at the next boundary at the latest, with the steps that it has: op-dense training makes 400,000 events a
 second, of 0.4 kB until the stop and 1.5 kB at it."""
+GRACE_S = 1.0
+"""If no boundary comes so long after, whatever the training thread runs is interrupted to stop the profiler."""
 LEAST_FREE_BYTES = 200 << 20
 """Room for the traces of several ranks of ~40,000 events, 12 MB each."""
 WRITE_S = 10.0
@@ -63,6 +66,8 @@ class Capture:
         self._command: Command | None = None
         self._state = State.ABORTED
         self._window: _Window | None = None
+        self._pending: object = None
+        self._writer: threading.Thread | None = None
         self._foreign: weakref.WeakSet[Any] = weakref.WeakSet()
         """The user's profilers that are prepared or active."""
 
@@ -105,8 +110,6 @@ class Capture:
                 if window.command.frames == Frames.TRACED:
                     sys.setprofile(None)
                 window.detach()
-
-    _writer: threading.Thread | None = None
 
     # --- the user's profilers ----------------------------------------------------------------------------------------
 
@@ -202,13 +205,12 @@ class Capture:
         if window is not None:
             if threading.get_ident() != window.thread:
                 return
-            is_over = time.monotonic() >= window.deadline
             if unit == command.unit:
                 window.marks.append((num_steps if unit == Unit.STEPS else num_nexts, num_nexts, time.time_ns()))
-                if is_over or len(window.marks) > command.num_steps:
-                    self._end(ring, window)
-            elif is_over and len(window.marks) < 2:
-                self._discard(ring, State.DISCARDED)
+            if len(window.marks) > command.num_steps:
+                self._end(ring, window)
+            elif time.monotonic() >= window.deadline:
+                self._cut_short(ring, window)
             return
         if unit != command.unit or self._state not in (State.PREPARED, State.COMMITTED):
             return
@@ -223,9 +225,36 @@ class Capture:
             self._enter(ring, State.UNABLE)
         else:
             window = self._window = _Window(ring, command, num_steps)
-            window.begin(lambda: None)
+            window.begin(lambda: self._overdue(ring, window))
             window.marks.append((count, num_nexts, time.time_ns()))
             self._enter(ring, State.RUNNING)
+
+    def _cut_short(self, ring: Ring, window: _Window) -> None:
+        """The time is over: what is complete is kept."""
+        if self._window is not window:
+            return
+        if len(window.marks) > 1:
+            self._end(ring, window)
+        else:
+            self._discard(ring, State.DISCARDED)
+
+    def _overdue(self, ring: Ring, window: _Window) -> None:
+        """On the sampler's thread: the time is over and no boundary comes, as when training has ended and something
+        else goes on. The profiler can be stopped by its own thread only, and the main one can be called in."""
+        if window.thread != threading.main_thread().ident:
+            return
+
+        def stop(_: object) -> int:
+            try:
+                self._cut_short(ring, window)
+            except Exception as error:
+                with contextlib.suppress(Exception):
+                    self._fail(ring, error)
+            return 0
+
+        kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+        self._pending = kind(stop)  # the call has to outlive this function
+        ctypes.pythonapi.Py_AddPendingCall(self._pending, None)
 
     def _end(self, ring: Ring, window: _Window) -> None:
         """The steps are done: stop, and leave the file to the sampler's thread."""
@@ -304,9 +333,9 @@ class _Window:
         self.is_starting = False
         _add_metadata(torch)
         gc.callbacks.append(self._collect)
-        if self.command.frames == Frames.SAMPLED:
-            self._sampler = Sampler(self.thread, True, MOST_WINDOW_S, overdue)
-            self._sampler.start()
+        is_looking = self.command.frames == Frames.SAMPLED
+        self._sampler = Sampler(self.thread, is_looking, MOST_WINDOW_S + GRACE_S, overdue)
+        self._sampler.start()
 
     def stop(self, ring: Ring, is_lost: bool) -> None:
         """Stop the profiler; nothing of ours runs in training afterwards. On the thread that began it."""
@@ -346,8 +375,9 @@ class _Window:
             weave.weave(draft, self._events(draft))
             os.replace(draft, target)
         finally:
-            with contextlib.suppress(OSError):
-                os.unlink(draft)
+            for path in (draft, f"{draft}.tmp"):  # Kineto's own draft, if the disk was full
+                with contextlib.suppress(OSError):
+                    os.unlink(path)
 
     def _events(self, draft: str) -> list[str]:
         pid, base = os.getpid(), weave.base_ns(draft)
@@ -357,7 +387,7 @@ class _Window:
             for (count, begin), (_, end) in zip(marks, marks[1:], strict=False)
         ]
         events += [weave.event("python_function", "Python GC", pid, *span, base) for span in self._collections]
-        if self._sampler is not None:
+        if self._sampler is not None and self.command.frames == Frames.SAMPLED:
             self._sampler.thread.join()
             seen = self._sampler.seen()
             spans = fitted(seen, weave.host_events(draft), self.marks[0][2], self.marks[-1][2])

@@ -1,8 +1,8 @@
 """Python frames of a capture, by looking at the stacks of all threads every few milliseconds while the window lasts.
 
 Not a tracer: no call is hooked and nothing is paid outside of the window. What lasts shorter than a period is seen by
-chance or not at all. `Sampler` looks, on a thread of its own that also calls out when the time limit of the window has
-passed. Used by `capture`; what the samples mean beside the operators of the trace is worked out by `fitting`.
+chance or not at all. `Sampler` looks, on a thread of its own, and says when the time limit of the window has passed. Used by `capture`; what the samples mean beside the
+operators of the trace is worked out by `fitting`.
 
 Threads that Kineto does not know to run Python (the autograd engine's) show as well. A thread other than the training
 one counts only while its CPU clock moves: one that waits for its queue all the time is no busy thread.
@@ -10,7 +10,7 @@ one counts only while its CPU clock moves: one that waits for its queue all the 
 
 from __future__ import annotations
 
-import os
+import contextlib
 import sys
 import threading
 import time
@@ -46,8 +46,8 @@ class Sampler:
     """Looks at stacks from `start` to `stop`."""
 
     def __init__(self, training: int, is_looking: bool, limit_s: float, overdue: Callable[[], None]) -> None:
-        """`training`: ident of the training thread. `overdue` is called once, on the sampler's thread, if `limit_s`
-        have passed; with `is_looking` False that is all it does."""
+        """`training`: ident of the training thread. After `limit_s` it ends, and calls `overdue` on its own thread;
+        with `is_looking` False that is all it does."""
         self._training = training
         self._is_looking = is_looking
         self._limit_s = limit_s
@@ -74,18 +74,15 @@ class Sampler:
             self._ending.release()
 
     def _run(self) -> None:
-        try:
-            deadline = time.monotonic() + self._limit_s
-            period_s = PERIOD_S if self._is_looking else self._limit_s
-            while not self._ending.acquire(timeout=period_s):
-                if self._is_looking:
-                    self._look()
+        deadline = time.monotonic() + self._limit_s
+        # What was seen until a fault stays; a capture with fewer frames is still one.
+        with contextlib.suppress(Exception):
+            while not self._ending.acquire(timeout=PERIOD_S if self._is_looking else self._limit_s):
                 if time.monotonic() >= deadline:
                     self._overdue()
                     return
-        except Exception:
-            # What was seen until here stays; a capture with fewer frames is still one.
-            self._is_looking = False
+                if self._is_looking:
+                    self._look()
 
     def _look(self) -> None:
         if self._num_samples >= MOST_SAMPLES or len(self._stacks) >= MOST_STACKS:

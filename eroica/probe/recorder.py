@@ -130,6 +130,8 @@ class Recorder:
         ring, self.ring = self.ring, None
         if ring is not None:
             with contextlib.suppress(Exception):
+                self.capture.interrupted(ring)
+            with contextlib.suppress(Exception):
                 ring.set(flight.STATE, flight.OFF)
                 ring.note(fault=_text(error), at=_where(error.__traceback__))
 
