@@ -45,3 +45,147 @@ def _train(folder: Path, *arguments: str, num_ranks: int = 1, **more: str) -> li
 def _flight(folder: Path) -> Flight:
     (path,) = (folder / "rings").glob("*.ring")
     return read_flight(path)
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """What the process of all cases printed."""
+    folder = tmp_path_factory.mktemp("captures")
+    environ = _environ(RANK="0", WORLD_SIZE="1", EROICA_RING_DIR=str(folder / "rings"))
+    done = subprocess.run(
+        [sys.executable, str(CASES)], env=environ, capture_output=True, text=True, timeout=SECONDS
+    )
+    assert done.returncode == 0, done.stderr
+    result: dict[str, object] = json.loads(done.stdout)
+    return result
+
+
+def _capture(said: dict[str, object], case: str) -> Path:
+    told = said[case]
+    assert isinstance(told, list) and told[0] == State.DONE.name, told
+    return Path(told[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("frames", list(Frames))
+def test_a_window_holds_the_steps_that_were_agreed_on(said: dict[str, object], frames: Frames) -> None:
+    trace = read_trace(_capture(said, f"window {frames.name}"))
+    assert (trace.rank, trace.world_size, trace.damage.any) == (0, 1, False)
+    iterations = iterations_of(trace)
+    assert iterations.by == "ProfilerStep" and iterations.count == 3
+    first = int(iterations.steps[0])
+    assert iterations.steps.tolist() == [first, first + 1, first + 2]
+    # The marks, by our clock, and the operators, by torch's, agree: each step's update lies in its iteration.
+    updates = [
+        start + length
+        for start, length, name in zip(trace.ts_ns.tolist(), trace.dur_ns.tolist(), trace.name.tolist(), strict=True)
+        if trace.strings[name].startswith("Optimizer.step#")
+    ]
+    assert len(updates) == 3
+    for end, low, high in zip(updates, iterations.bounds_ns[:-1], iterations.bounds_ns[1:], strict=True):
+        assert low < end <= high + 1_000_000
+    assert summarize(trace).num_iterations == 3
+
+
+@pytest.mark.slow
+def test_nothing_is_left_behind_after_windows_one_after_the_other(said: dict[str, object]) -> None:
+    assert said["left"] is True
+    assert said["mode"] == ["0o600", "0o700", "0o700"]
+    assert said["files"] == ["rank0.json"]
+
+
+@pytest.mark.slow
+def test_a_window_is_left_out_if_its_start_has_passed_or_nobody_commits(said: dict[str, object]) -> None:
+    assert said["late"] == "LATE"
+    assert (said["prepared"], said["no commit"]) == ("PREPARED", "LATE")
+    assert said["running"] == "RUNNING" and said["abort"] == ["ABORTED", False, False]
+
+
+@pytest.mark.slow
+def test_the_profilers_of_the_user_come_first(said: dict[str, object]) -> None:
+    assert (said["theirs first"], said["theirs first, steps"]) == ("BUSY", 5)
+    assert said["theirs warms up"] == "BUSY"
+    assert said["ours first"] == "RUNNING"
+    assert (said["they come"], said["they come, steps"]) == (["BUSY", False, False], 2)
+    assert said["itt comes"] == "BUSY"
+    assert (said["cProfile and tracing"], said["cProfile and sampling"]) == ("BUSY", "DONE")
+
+
+@pytest.mark.slow
+def test_an_exception_in_the_loop_discards_the_window_and_stays_the_users(said: dict[str, object]) -> None:
+    assert said["their exception"] == "no sample 6"
+    assert said["exception"] == ["DISCARDED", False]
+
+
+@pytest.mark.slow
+def test_loaders_may_fork_workers_inside_of_a_window(said: dict[str, object]) -> None:
+    assert said["loader's workers"] == "DONE"
+
+
+@pytest.mark.slow
+def test_a_window_without_steps_counts_nexts_and_one_of_two_optimizers_gives_whole_iterations(
+    said: dict[str, object],
+) -> None:
+    nexts = iterations_of(read_trace(_capture(said, "nexts")))
+    assert (nexts.by, nexts.count) == ("ProfilerStep", 3)
+    assert [int(b - a) for a, b in zip(nexts.steps[:-1], nexts.steps[1:], strict=True)] == [1, 1]
+    both = iterations_of(read_trace(_capture(said, "two optimizers")))
+    assert [int(b - a) for a, b in zip(both.steps[:-1], both.steps[1:], strict=True)] == [2] * (both.count - 1)
+    assert both.count in (3, 4)
+
+
+@pytest.mark.slow
+def test_a_window_ends_by_time_with_what_is_complete_also_where_no_boundary_comes(said: dict[str, object]) -> None:
+    cut = said["time is over"]
+    assert isinstance(cut, list) and cut[0] == "DONE" and cut[2:] == [True, False]
+    nothing = said["time is over at once"]
+    assert isinstance(nothing, list) and nothing[0] == "DISCARDED" and nothing[2:] == [False, False]
+
+
+@pytest.mark.slow
+def test_a_full_disk_or_a_folder_that_has_gone_fails_the_window_and_nothing_else(said: dict[str, object]) -> None:
+    assert said["disk full"] == ["FAILED", []]
+    assert said["folder gone"] == "FAILED"
+    assert said["still recording"] is True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("end", "status"), [("return", 0), ("raise", 1), ("exit", 3), ("kill", -9)])
+def test_a_process_that_ends_inside_of_a_window_ends_as_it_would(tmp_path: Path, end: str, status: int) -> None:
+    ((code, _, stderr),) = _train(tmp_path, "--window=100", "--steps=12", f"--end={end}")
+    assert code == status, stderr
+    assert ("ValueError: the end" in stderr) == (end == "raise")
+    seen = _flight(tmp_path)
+    (record,) = [record for record in seen.records if record.kind == flight.CAPTURE]
+    assert (record.sequence, record.step) == (1, 8)
+    if end == "kill":
+        assert record.duration_ns is None
+    else:
+        assert record.raised and parse_answer(seen.words[flight.ANSWER]) == (1, State.DISCARDED)
+        assert seen.words[flight.STATE] == flight.ENDED
+    assert not list((tmp_path / "rings").rglob("*.json"))
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("frames", [Frames.SAMPLED, Frames.TRACED])
+@pytest.mark.parametrize(
+    ("fault", "cause", "function"),
+    [("slow_input", "input_pipeline", "__getitem__"), ("backward_delay", "host_python", "log_gradient")],
+)
+def test_a_window_of_four_ranks_names_the_fault_and_training_stays_the_same(
+    tmp_path: Path, frames: Frames, fault: str, cause: str, function: str
+) -> None:
+    bare = _train(tmp_path, f"--fault={fault}", "--steps=20", num_ranks=4, EROICA="0")
+    (tmp_path / "rendezvous").unlink(missing_ok=True)
+    asked = [f"--fault={fault}", "--culprit=2", "--steps=20", "--window=10", f"--frames={frames}"]
+    done = _train(tmp_path, *asked, num_ranks=4)
+    assert [code for code, *_ in bare + done] == [0] * 8, done
+    assert [out for _, out, _ in done] == [out for _, out, _ in bare]
+    found, _ = diagnose_paths([str(tmp_path / "rings" / "captures" / "1")])
+    assert found.kind == "slow"
+    first = found.findings[0]
+    assert (first.ranks, first.cause) == ("2", cause)
+    lines = JOB.read_text().splitlines()
+    line = next(k for k, text in enumerate(lines, 1) if f"def {function}" in text)
+    assert first.function is not None and first.function.user_location == f"capture_job.py:{line}"
+    assert [finding.ranks for finding in found.findings] == ["2"]
