@@ -10,7 +10,8 @@ CODE := $(wildcard eroica mcp_server tests evals bench)
 help:
 	@echo 'make demo    a real four-rank training with a planted fault, diagnosed'
 	@echo 'make test    every test, the demos included'
-	@echo 'make test-full  the same, and the report in a real browser (apt-get install chromium)'
+	@echo 'make test-full  the same, the report in a real browser (apt-get install chromium), and training under'
+	@echo '             transformers, accelerate, Lightning and torchdata, which it installs'
 	@echo 'make check   format, lint, types, layers and the quick tests, under a minute'
 	@echo 'make bench   speed, with the peers measured beside it'
 	@echo 'make evals   right answers and false blames on synthetic clusters with planted faults'
@@ -25,9 +26,13 @@ test: $(READY)
 	$(BIN)/pytest -q -n 2 -m 'not e2e and not full'
 	$(BIN)/pytest -q -m e2e
 
-# What needs more than Python: a browser (apt-get install chromium).
-test-full: test
+# What needs more: a browser (apt-get install chromium), and the frameworks that people train with.
+test-full: test $(VENV)/.frameworks
 	$(BIN)/pytest -q -m full
+
+$(VENV)/.frameworks: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,frameworks]'
+	@touch $@
 
 check: lint
 	$(BIN)/pytest -q -n 2 -m 'not e2e and not slow and not full'

@@ -15,12 +15,11 @@ class Net(lightning.LightningModule):
         super().__init__()
         self.layer = torch.nn.Linear(4, 1)
 
-    def loss(self, batch: Any) -> torch.Tensor:
+    def loss(self, batch: Any) -> Any:
         x, y = batch
-        value: torch.Tensor = (self.layer(x) - y).pow(2).mean()
-        return value
+        return (self.layer(x) - y).pow(2).mean()
 
-    def training_step(self, batch: Any, index: int) -> torch.Tensor:
+    def training_step(self, batch: Any, index: int) -> Any:
         return self.loss(batch)
 
     def validation_step(self, batch: Any, index: int) -> None:

@@ -31,10 +31,9 @@ def model() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
 
 
-def loss(of: torch.nn.Module, batch: Any) -> torch.Tensor:
+def loss(of: Any, batch: Any) -> Any:
     x, y = batch
-    value: torch.Tensor = (of(x) - y).pow(2).mean()
-    return value
+    return (of(x) - y).pow(2).mean()
 
 
 def sgd(of: torch.nn.Module) -> torch.optim.Optimizer:
@@ -175,7 +174,7 @@ def duck() -> Done:
 
 def compiled() -> Done:
     """Forward and step go through the compiler."""
-    net = torch.compile(model(), backend="aot_eager")
+    net: Any = torch.compile(model(), backend="aot_eager")
     optimizer = torch.optim.Adam(net.parameters(), lr=torch.tensor(0.01))
     step = torch.compile(optimizer.step, backend="eager")
     for batch in loader(data(24)):

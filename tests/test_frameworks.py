@@ -1,0 +1,156 @@
+"""Real training programs, armed from outside: their iterations are counted right, whatever they train with."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from eroica import ring as flight
+from eroica.commands import Unit
+from eroica.marks import Watch
+from eroica.ring import Tail
+from eroica.steps import Pause
+
+ROOT = Path(__file__).parent.parent
+PROGRAMS = ROOT / "tests" / "frameworks"
+ARM = "import eroica, runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+LAUNCHER = ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
+
+
+def trained(folder: Path, program: str, *arguments: str) -> tuple[Watch, dict[str, int]]:
+    """What the ring of one rank tells, and what the program itself says that it did."""
+    clean = {name: value for name, value in os.environ.items() if name not in LAUNCHER and name[:6] != "EROICA"}
+    environ = {
+        **clean,
+        **{"PYTHONPATH": str(ROOT), "RANK": "0", "WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"},
+        "EROICA_RING_DIR": str(folder / "rings"),
+    }
+    command = [sys.executable, "-c", ARM, str(PROGRAMS / program), *arguments]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, cwd=folder, timeout=600)
+    assert "ModuleNotFoundError" not in done.stderr, f"pip install '.[frameworks]', then again: {done.stderr[-300:]}"
+    assert done.returncode == 0, done.stderr
+    (path,) = (folder / "rings").iterdir()  # no ring of a worker
+    tail = Tail(path)
+    news = tail.poll()
+    tail.close()
+    watch = Watch(0)
+    watch.feed(news.begun, news.ended, news.words, max(record.begin_ns for record in news.begun))
+    watch.finish()
+    assert news.words[flight.STATE] == flight.ENDED and news.num_lost == watch.num_losses == 0
+    said: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    return watch, said
+
+
+def sizes(watch: Watch) -> list[int]:
+    return [i.num_batches for i in watch.iterations]
+
+
+def evaluated(watch: Watch) -> list[int]:
+    """Numbers of the iterations around an evaluation."""
+    return [i.number for i in watch.iterations if i.pause is Pause.EVALUATION]
+
+
+def is_right(watch: Watch, said: dict[str, int], unit: Unit = Unit.STEPS) -> bool:
+    """As many iterations as updates, and all batches that were trained on, but none of an evaluation."""
+    return (watch.num_iterations, sum(sizes(watch)), watch.unit) == (said["updates"], said["batches"], unit)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loop", ["closures", "in_backward", "compiled", "one_to_one"])
+def test_one_batch_for_one_update_is_one_iteration(tmp_path: Path, loop: str) -> None:
+    watch, said = trained(tmp_path, "loops.py", loop)
+    assert is_right(watch, said) and set(sizes(watch)) == {1}
+    assert watch.steps_per_iteration == {"in_backward": 4, "one_to_one": 2}.get(loop, 1)
+    assert watch.iterations[-1].step == watch.counts.steps == said["updates"] * watch.steps_per_iteration
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("loop", "around"), [("plain", [12, 24]), ("fsdp2", [8, 16])])
+def test_evaluations_are_not_counted_and_the_iterations_around_them_are_known(
+    tmp_path: Path, loop: str, around: list[int]
+) -> None:
+    watch, said = trained(tmp_path, "loops.py", loop)
+    assert is_right(watch, said) and set(sizes(watch)) == {1}
+    assert evaluated(watch) == around
+
+
+@pytest.mark.slow
+def test_an_evaluation_on_the_data_of_training_is_told_by_the_missing_steps(tmp_path: Path) -> None:
+    watch, said = trained(tmp_path, "loops.py", "accumulation")
+    assert watch.num_iterations == said["updates"]
+    assert evaluated(watch) == [3, 6, 9]
+    assert {i.num_batches for i in watch.iterations if i.pause is None} == {4}
+
+
+@pytest.mark.slow
+def test_five_critic_steps_and_one_of_the_generator_are_one_iteration_from_the_third_on(tmp_path: Path) -> None:
+    watch, said = trained(tmp_path, "loops.py", "five_to_one")
+    learnt = [i for i in watch.iterations if i.unit == watch.iterations[-1].unit]
+    assert [(i.num_batches, i.num_steps, i.step) for i in learnt] == [
+        (5, 6, 6 * number) for number in range(3, said["updates"] + 1)
+    ]
+    assert watch.steps_per_iteration == 6 and watch.boundary(145) == 150
+
+
+@pytest.mark.slow
+def test_two_data_sets_for_one_update_are_training_both_from_the_fourth_update_on(tmp_path: Path) -> None:
+    watch, said = trained(tmp_path, "loops.py", "two_data_sets")
+    assert watch.num_iterations == said["updates"]
+    assert sizes(watch)[3:] == [2] * (said["updates"] - 3) and evaluated(watch) == [0, 1, 2]
+
+
+@pytest.mark.slow
+def test_steps_that_a_scaler_left_out_are_iterations(tmp_path: Path) -> None:
+    watch, said = trained(tmp_path, "loops.py", "scaler")
+    assert is_right(watch, said) and set(sizes(watch)) == {1}
+    assert [i.number for i in watch.iterations if i.skipped][-1] == 20
+
+
+@pytest.mark.slow
+def test_an_optimizer_that_is_none_of_torch_leaves_the_batches_to_count(tmp_path: Path) -> None:
+    watch, said = trained(tmp_path, "loops.py", "duck")
+    assert is_right(watch, said, Unit.NEXTS) and set(sizes(watch)) == {1}
+
+
+@pytest.mark.slow
+def test_steps_that_raised_are_none(tmp_path: Path) -> None:
+    watch, said = trained(tmp_path, "loops.py", "step_raises")
+    assert is_right(watch, said)
+
+
+@pytest.mark.full
+def test_accelerate_with_accumulation_and_evaluations_on_the_way_is_counted_right(tmp_path: Path) -> None:
+    watch, said = trained(tmp_path, "accelerated.py")
+    assert is_right(watch, said)
+    # Its loader fetches one batch ahead: one more in the first update of an epoch, one less in the last.
+    assert sizes(watch) == [3, 2, 2, 2, 2, 2, 2, 1] * 4
+    assert evaluated(watch) == [7, 8, 15, 16, 23, 24, 31]
+
+
+@pytest.mark.full
+def test_the_trainer_of_transformers_is_counted_right(tmp_path: Path) -> None:
+    watch, said = trained(tmp_path, "transformer_trainer.py")
+    assert is_right(watch, said)
+    assert sizes(watch) == [3, 2, 2, 2, 2, 2, 2, 1] * 3
+    assert evaluated(watch) == [5, 10, 15, 20]
+
+
+@pytest.mark.full
+def test_lightning_is_counted_right(tmp_path: Path) -> None:
+    watch, said = trained(tmp_path, "lightning_fit.py")
+    assert is_right(watch, said) and set(sizes(watch)) == {2}
+    assert evaluated(watch) == [0, 5, 10, 15, 20, 25]  # the first one after its sanity check
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_the_stateful_loader_of_torchdata_is_counted_right_also_when_it_resumes(
+    tmp_path: Path, num_workers: int
+) -> None:
+    watch, said = trained(tmp_path, "stateful_loader.py", str(num_workers))
+    assert is_right(watch, said) and set(sizes(watch)) == {1} and evaluated(watch) == []
