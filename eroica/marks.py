@@ -34,7 +34,7 @@ from statistics import median_low
 from eroica import ring
 from eroica.commands import Unit
 from eroica.degradation import Degradation, Limits, Trigger
-from eroica.ring import Record
+from eroica.ring import Flight, Record
 from eroica.steps import Basis, Counts, Iteration, Iterations, Mark, Pause
 
 HOLD_NS = 20_000_000
@@ -49,7 +49,19 @@ LAPPED = 1 << 15
 MAX_KINDS = 64
 """Kinds of iterations whose number of collectives is remembered."""
 
-_PAUSES = {pause.value: pause for pause in Pause}
+ALWAYS = 3
+"""Iterations in a row with an evaluation in them: it is a part of training (a teacher, frozen norms that are switched
+to evaluation in each step), and later ones are judged like any other."""
+
+_PAUSES = {
+    "save": Pause.CHECKPOINT,
+    "load": Pause.CHECKPOINT,
+    "evaluation": Pause.EVALUATION,
+    "compile": Pause.COMPILE,
+    "rendezvous": Pause.RENDEZVOUS,
+    "teardown": Pause.RENDEZVOUS,
+}
+"""By the name of the phase."""
 _NEXT, _STEP, _COLLECTIVE, _PAUSE_BEGINS, _PAUSE_ENDS = range(5)
 _Event = tuple[int, int, int, Record]
 """Time, number of the record, what, the record."""
@@ -82,6 +94,8 @@ class Watch:
         self._pauses: dict[int, Pause] = {}
         """Those that last, by the number of the record."""
         self._highest = 0
+        self._evaluations = 0
+        """Iterations in a row, up to the last one, that had an evaluation in them."""
         self._sampled = False
         self._collectives: dict[tuple[int, int, int], int] = {}
         """Collectives of a kind of iterations, from before they were sampled."""
@@ -142,7 +156,8 @@ class Watch:
     @property
     def pause(self) -> Pause | None:
         """What the rank does now, if it does not train."""
-        return self._learnt.pause
+        pause = self._learnt.pause
+        return None if pause is Pause.EVALUATION and self._evaluations > ALWAYS else pause
 
     @property
     def unit(self) -> Unit | None:
@@ -242,7 +257,10 @@ class Watch:
     def _corrected(self, iteration: Iteration, later: int) -> Iteration:
         """With the ring's counts; `later`: iterations that the same mark completed after this one."""
         counts = self._learnt.counts
-        step, num_collectives = iteration.step, iteration.num_collectives
+        step, num_collectives, pause = iteration.step, iteration.num_collectives, iteration.pause
+        self._evaluations = self._evaluations + 1 if pause is Pause.EVALUATION else 0
+        if self._evaluations > ALWAYS:
+            pause = None
         if self._learnt.basis is Basis.STEPS:
             step += (self._steps or 0) - counts.steps
         elif self._learnt.basis is Basis.BATCHES:
@@ -250,11 +268,20 @@ class Watch:
         kind = (iteration.unit, iteration.num_batches, iteration.loader)
         if self._sampled:
             num_collectives = self._collectives.get(kind, 0)
-        elif iteration.pause is None and (kind in self._collectives or len(self._collectives) < MAX_KINDS):
+        elif pause is None and (kind in self._collectives or len(self._collectives) < MAX_KINDS):
             self._collectives[kind] = num_collectives
-        if (step, num_collectives) == (iteration.step, iteration.num_collectives):
+        if (step, num_collectives, pause) == (iteration.step, iteration.num_collectives, iteration.pause):
             return iteration
-        return replace(iteration, step=step, num_collectives=num_collectives)
+        return replace(iteration, step=step, num_collectives=num_collectives, pause=pause)
+
+
+def watched(flight: Flight) -> Watch:
+    """All that a ring which was read once tells of its iterations."""
+    watch = Watch(flight.words[ring.RANK], flight.identity.generation)
+    ended = [record for record in flight.records if record.duration_ns is not None]
+    watch.feed(flight.records, ended, flight.words, 0)
+    watch.finish()
+    return watch
 
 
 def pause_of(record: Record) -> Pause | None:

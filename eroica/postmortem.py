@@ -2,8 +2,8 @@
 
 `read_rings` opens the files of a folder, `post_mortem` turns them into a plain record, `render_text` and `render_json`
 show it. It tells positions: steps, the last collective of each group, who has entered it and who has not, what is
-still open, garbage collection, dead processes and their exceptions. It names no cause and no culprit; that is
-`explanation`'s part, which looks at the processes, too, and is shown on top. Used by `eroica show RINGDIR`.
+still open, how long iterations took, garbage collection, dead processes and their exceptions. It names no cause and no
+culprit; that is `hang`'s part, which looks at the processes, too, and is shown on top. Used by `eroica show RINGDIR`.
 
 Numbers of calls on a group are compared over ranks; clocks are not, except that times of one host are shown side by
 side.
@@ -18,12 +18,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 
 from eroica import __version__, ring
 from eroica.findings import Diagnosis, to_json
 from eroica.flights import groups_of, newest_of, newest_start, noted, read_rings, what_of, with_place
 from eroica.hang import explain
 from eroica.job import format_ranks, parse_ranks
+from eroica.marks import watched
 from eroica.ring import Flight, Record
 from eroica.untrusted import clean
 from eroica.views import look_closer
@@ -72,6 +74,10 @@ class RankPosition:
     fault: str
     """What made the probe give up; "" if nothing did."""
     num_torn: int
+    iteration_s: float | None = None
+    """Median of the completed iterations that the ring still holds, evaluations and the like left out; None without."""
+    last_iteration_s: float | None = None
+    """The last one of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +182,7 @@ def render_text(report: PostMortem) -> str:
     """For a terminal; bounded, whatever the size of the job."""
     most = max((rank.num_steps for rank in report.ranks), default=0)
     lines = [_headline(report), ""]
-    rows = [("rank", "state", "steps", "nexts", "gc", "in")]
+    rows = [("rank", "state", "steps", "nexts", "iteration", "gc", "in")]
     shown = sorted(
         report.ranks, key=lambda rank: (rank.state not in ("died", "off"), rank.num_steps == most, rank.rank)
     )
@@ -187,6 +193,7 @@ def render_text(report: PostMortem) -> str:
                 rank.state,
                 str(rank.num_steps) + (f" ({rank.num_skipped} skipped)" if rank.num_skipped else ""),
                 str(rank.num_nexts),
+                _pace(rank),
                 f"{rank.gc_s:.3f} s",
                 _inside(rank),
             )
@@ -209,6 +216,12 @@ def render_text(report: PostMortem) -> str:
     if told:
         lines += ["", "Notes"] + [f"  {text}" for text in told[:MOST_RANKS]] + _more(len(told) - MOST_RANKS, "notes")
     return "\n".join(lines) + "\n"
+
+
+def _pace(rank: RankPosition) -> str:
+    if rank.iteration_s is None or rank.last_iteration_s is None:
+        return "-"
+    return f"{rank.iteration_s:.3f} s, last {rank.last_iteration_s:.3f} s"
 
 
 def _headline(report: PostMortem) -> str:
@@ -272,6 +285,7 @@ def _rank(flight: Flight, lives: bool | None, names: dict[int, str], host: str, 
         for record in flight.records
         if record.duration_ns is None and not record.flags & ring.UNTIMED
     ]
+    iterations_ns = [i.duration_ns for i in watched(flight).iterations if i.pause is None and not i.skipped]
     return RankPosition(
         rank=words[ring.RANK],
         state=state,
@@ -287,6 +301,8 @@ def _rank(flight: Flight, lives: bool | None, names: dict[int, str], host: str, 
         exception=with_place(flight, "exception"),
         fault=with_place(flight, "fault"),
         num_torn=flight.num_torn,
+        iteration_s=median(iterations_ns) / 1e9 if iterations_ns else None,
+        last_iteration_s=iterations_ns[-1] / 1e9 if iterations_ns else None,
     )
 
 

@@ -86,8 +86,8 @@ DTYPES = (
 )
 """Names of the element types, by number; only ever appended to."""
 
-PHASES = ("other", "checkpoint", "evaluation", "compile", "rendezvous")
-"""Names of the phases, by number; only ever appended to. `steps.Pause` has the same ones."""
+PHASES = ("other", "save", "evaluation", "compile", "rendezvous", "load", "teardown")
+"""Names of the phases, by number; only ever appended to."""
 
 UNTIMED = 1
 """Flag: the end of this span cannot be seen (NCCL, send and receive); an open end says nothing."""

@@ -19,11 +19,12 @@ from eroica.steps import Pause
 ROOT = Path(__file__).parent.parent
 PROGRAMS = ROOT / "tests" / "frameworks"
 ARM = "import eroica, runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+Loops = dict[str, tuple[Watch, dict[str, int]]]
 LAUNCHER = ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
 
 
-def trained(folder: Path, program: str, *arguments: str) -> tuple[Watch, dict[str, int]]:
-    """What the ring of one rank tells, and what the program itself says that it did."""
+def run(folder: Path, program: str, *arguments: str) -> list[dict[str, int]]:
+    """Trains as the one rank of a job; what the program says of itself."""
     clean = {name: value for name, value in os.environ.items() if name not in LAUNCHER and name[:6] != "EROICA"}
     environ = {
         **clean,
@@ -31,10 +32,14 @@ def trained(folder: Path, program: str, *arguments: str) -> tuple[Watch, dict[st
         "EROICA_RING_DIR": str(folder / "rings"),
     }
     command = [sys.executable, "-c", ARM, str(PROGRAMS / program), *arguments]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, cwd=folder, timeout=600)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, cwd=folder, timeout=900)
     assert "ModuleNotFoundError" not in done.stderr, f"pip install '.[frameworks]', then again: {done.stderr[-300:]}"
     assert done.returncode == 0, done.stderr
-    (path,) = (folder / "rings").iterdir()  # no ring of a worker
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def read(path: Path) -> Watch:
+    """What the ring tells, after the end."""
     tail = Tail(path)
     news = tail.poll()
     tail.close()
@@ -42,8 +47,23 @@ def trained(folder: Path, program: str, *arguments: str) -> tuple[Watch, dict[st
     watch.feed(news.begun, news.ended, news.words, max(record.begin_ns for record in news.begun))
     watch.finish()
     assert news.words[flight.STATE] == flight.ENDED and news.num_lost == watch.num_losses == 0
-    said: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
-    return watch, said
+    return watch
+
+
+def trained(folder: Path, program: str, *arguments: str) -> tuple[Watch, dict[str, int]]:
+    """What the ring tells of a program, and what it says itself."""
+    (said,) = run(folder, program, *arguments)
+    (path,) = (folder / "rings").iterdir()  # no ring of a worker
+    return read(path), said
+
+
+@pytest.fixture(scope="module")
+def loops(tmp_path_factory: pytest.TempPathFactory) -> Loops:
+    """The same of all loops that need torch alone."""
+    folder = tmp_path_factory.mktemp("loops")
+    said = run(folder, "loops.py")
+    assert len(list((folder / "rings").iterdir())) == len(said)
+    return {str(each["loop"]): (read(folder / "rings" / f"rank0-{each['pid']}.ring"), each) for each in said}
 
 
 def sizes(watch: Watch) -> list[int]:
@@ -62,8 +82,8 @@ def is_right(watch: Watch, said: dict[str, int], unit: Unit = Unit.STEPS) -> boo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("loop", ["closures", "in_backward", "compiled", "one_to_one"])
-def test_one_batch_for_one_update_is_one_iteration(tmp_path: Path, loop: str) -> None:
-    watch, said = trained(tmp_path, "loops.py", loop)
+def test_one_batch_for_one_update_is_one_iteration(loops: Loops, loop: str) -> None:
+    watch, said = loops[loop]
     assert is_right(watch, said) and set(sizes(watch)) == {1}
     assert watch.steps_per_iteration == {"in_backward": 4, "one_to_one": 2}.get(loop, 1)
     assert watch.iterations[-1].step == watch.counts.steps == said["updates"] * watch.steps_per_iteration
@@ -72,24 +92,24 @@ def test_one_batch_for_one_update_is_one_iteration(tmp_path: Path, loop: str) ->
 @pytest.mark.slow
 @pytest.mark.parametrize(("loop", "around"), [("plain", [12, 24]), ("fsdp2", [8, 16])])
 def test_evaluations_are_not_counted_and_the_iterations_around_them_are_known(
-    tmp_path: Path, loop: str, around: list[int]
+    loops: Loops, loop: str, around: list[int]
 ) -> None:
-    watch, said = trained(tmp_path, "loops.py", loop)
+    watch, said = loops[loop]
     assert is_right(watch, said) and set(sizes(watch)) == {1}
     assert evaluated(watch) == around
 
 
 @pytest.mark.slow
-def test_an_evaluation_on_the_data_of_training_is_told_by_the_missing_steps(tmp_path: Path) -> None:
-    watch, said = trained(tmp_path, "loops.py", "accumulation")
+def test_an_evaluation_on_the_data_of_training_is_told_by_the_missing_steps(loops: Loops) -> None:
+    watch, said = loops["accumulation"]
     assert watch.num_iterations == said["updates"]
     assert evaluated(watch) == [3, 6, 9]
     assert {i.num_batches for i in watch.iterations if i.pause is None} == {4}
 
 
 @pytest.mark.slow
-def test_five_critic_steps_and_one_of_the_generator_are_one_iteration_from_the_third_on(tmp_path: Path) -> None:
-    watch, said = trained(tmp_path, "loops.py", "five_to_one")
+def test_five_critic_steps_and_one_of_the_generator_are_one_iteration_from_the_third_on(loops: Loops) -> None:
+    watch, said = loops["five_to_one"]
     learnt = [i for i in watch.iterations if i.unit == watch.iterations[-1].unit]
     assert [(i.num_batches, i.num_steps, i.step) for i in learnt] == [
         (5, 6, 6 * number) for number in range(3, said["updates"] + 1)
@@ -98,28 +118,28 @@ def test_five_critic_steps_and_one_of_the_generator_are_one_iteration_from_the_t
 
 
 @pytest.mark.slow
-def test_two_data_sets_for_one_update_are_training_both_from_the_fourth_update_on(tmp_path: Path) -> None:
-    watch, said = trained(tmp_path, "loops.py", "two_data_sets")
+def test_two_data_sets_for_one_update_are_training_both_from_the_fourth_update_on(loops: Loops) -> None:
+    watch, said = loops["two_data_sets"]
     assert watch.num_iterations == said["updates"]
     assert sizes(watch)[3:] == [2] * (said["updates"] - 3) and evaluated(watch) == [0, 1, 2]
 
 
 @pytest.mark.slow
-def test_steps_that_a_scaler_left_out_are_iterations(tmp_path: Path) -> None:
-    watch, said = trained(tmp_path, "loops.py", "scaler")
+def test_steps_that_a_scaler_left_out_are_iterations(loops: Loops) -> None:
+    watch, said = loops["scaler"]
     assert is_right(watch, said) and set(sizes(watch)) == {1}
     assert [i.number for i in watch.iterations if i.skipped][-1] == 20
 
 
 @pytest.mark.slow
-def test_an_optimizer_that_is_none_of_torch_leaves_the_batches_to_count(tmp_path: Path) -> None:
-    watch, said = trained(tmp_path, "loops.py", "duck")
+def test_an_optimizer_that_is_none_of_torch_leaves_the_batches_to_count(loops: Loops) -> None:
+    watch, said = loops["duck"]
     assert is_right(watch, said, Unit.NEXTS) and set(sizes(watch)) == {1}
 
 
 @pytest.mark.slow
-def test_steps_that_raised_are_none(tmp_path: Path) -> None:
-    watch, said = trained(tmp_path, "loops.py", "step_raises")
+def test_steps_that_raised_are_none(loops: Loops) -> None:
+    watch, said = loops["step_raises"]
     assert is_right(watch, said)
 
 

@@ -14,13 +14,13 @@ import pytest
 from eroica import ring as flight
 from eroica.commands import Unit
 from eroica.degradation import Change, Trigger
-from eroica.marks import HOLD_NS, LAPPED, Watch, pause_of
+from eroica.marks import HOLD_NS, LAPPED, Watch, pause_of, watched
 from eroica.ring import COLLECTIVE, GC, NEXT, PHASE, PHASES, SKIPPED, STEP, Record, Ring, Tail, what
 from eroica.steps import Pause
 
 S = 1_000_000_000
 TRAINING, VALIDATION, ADAM = 1, 2, 3
-SAVE, EVALUATE, COMPILE = (PHASES.index(name) for name in ("checkpoint", "evaluation", "compile"))
+SAVE, EVALUATE, COMPILE = (PHASES.index(name) for name in ("save", "evaluation", "compile"))
 
 
 class Rank:
@@ -129,9 +129,7 @@ def test_the_same_iterations_come_whether_the_ring_is_read_often_or_once(rank: R
             rank.evaluate(5, 0.4)
         rank.look()
     seen = flight.read_flight(rank.ring.path)
-    once = Watch(0)
-    once.feed(seen.records, [r for r in seen.records if r.duration_ns is not None], seen.words, rank.now_ns)
-    once.finish()
+    once = watched(seen)
     assert list(once.iterations) == list(rank.watch.iterations) and len(once.iterations) == 40
 
 
@@ -492,8 +490,18 @@ def test_garbage_collections_are_no_sign_of_life(rank: Rank) -> None:
 
 def test_every_pause_that_the_probe_can_tell_has_a_phase_of_its_name() -> None:
     phases = [pause_of(Record(1, 1, None, False, PHASE, op, 0, 0, -1, 0, 0, 0, 0)) for op in range(len(PHASES) + 1)]
-    assert phases[0] is None and phases[-1] is None
+    assert phases[0] is None and phases[-1] is None  # other, and one of a newer eroica
     assert {phase for phase in phases if phase} == set(Pause) - {Pause.CAPTURE}
+
+
+def test_a_module_that_is_switched_to_evaluation_in_each_step_hides_no_slowdown(rank: Rank) -> None:
+    took = seconds(12)
+    for index in range(400):
+        rank.phase(EVALUATE, 0.001)
+        rank.train(took() * (1.2 if index >= 200 else 1.0))
+        rank.look()
+    assert rank.changes == [Change.SLOW]
+    assert [i.pause for i in rank.watch.iterations] == [Pause.EVALUATION] * 3 + [None] * 397
 
 
 def test_a_ring_that_is_written_while_it_is_read_loses_no_iteration(rank: Rank) -> None:

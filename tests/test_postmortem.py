@@ -58,8 +58,8 @@ def test_the_rank_that_has_not_entered_is_told_from_those_that_wait_for_it(tmp_p
     assert (inside.what, inside.for_s) == ("dataloader next 9", 9.0)
     text = postmortem.render_text(report)
     assert text.splitlines()[0] == "post-mortem of j: 4 ranks; running: 0-3"
-    assert "2     running  8      0      0.000 s  dataloader next 9, 9.0 s" in text
-    assert "3     running  8      0      0.000 s  allreduce 41 of default_pg, 9.0 s" in text
+    assert "2     running  8      0      -          0.000 s  dataloader next 9, 9.0 s" in text
+    assert "3     running  8      0      -          0.000 s  allreduce 41 of default_pg, 9.0 s" in text
     assert "default_pg (0-3), call 41: allreduce; in it: 0-1,3; not yet: 2 (last: allreduce 40)" in text
 
 
@@ -72,6 +72,19 @@ def test_a_collective_that_ended_by_an_error_is_not_done(tmp_path: Path) -> None
     (group,) = _report(tmp_path, {}).groups
     assert (group.done, group.failed) == ("0", "1")
     assert "allreduce; done: 0; failed: 1;" in postmortem.render_text(_report(tmp_path, {}))
+
+
+def test_the_pace_of_each_rank_is_told(tmp_path: Path) -> None:
+    for rank in range(2):
+        ring = _ring(tmp_path, rank, world_size=2)
+        for step in range(20):
+            begin_ns = (step + 1) * SECOND // 10 + (SECOND if step == 19 and rank else 0)
+            ring.end(ring.begin(NEXT, begin_ns, -1, 1, step + 1, 0, step), SECOND // 100, False)
+            ring.end(ring.begin(STEP, begin_ns + SECOND // 50, -1, 2, step + 1, 0, step), SECOND // 100, False)
+        ring.close()
+    report = _report(tmp_path, {})
+    assert [(rank.iteration_s, rank.last_iteration_s) for rank in report.ranks] == [(0.1, 0.1), (0.1, 1.1)]
+    assert "0.100 s, last 1.100 s" in postmortem.render_text(report)
 
 
 def test_a_mismatch_names_both_operations(tmp_path: Path) -> None:

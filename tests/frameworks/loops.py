@@ -1,9 +1,11 @@
-"""Training loops of many shapes that need torch alone: `python loops.py NAME`.
+"""Training loops of many shapes that need torch alone: `python loops.py [NAME...]`.
 
-Each prints what it did as one line of JSON: completed update cycles, and batches trained on.
+Each prints what it did as one line of JSON: completed update cycles, and batches trained on. Several run one after the
+other, in processes of their own.
 """
 
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -251,6 +253,21 @@ LOOPS: dict[str, Callable[[], Done]] = {
     "step_raises": step_raises,
 }
 
+
+def main(names: list[str]) -> None:
+    for name in names:
+        # A process for each, without loading torch again.
+        child = os.fork() if len(names) > 1 else 0
+        if child:
+            _, status = os.waitpid(child, 0)
+            if status:
+                sys.exit(f"{name} failed")
+            continue
+        updates, batches = LOOPS[name]()
+        print(json.dumps({"loop": name, "pid": os.getpid(), "updates": updates, "batches": batches}), flush=True)
+        if len(names) > 1:
+            return
+
+
 if __name__ == "__main__":
-    updates, batches = LOOPS[sys.argv[1]]()
-    print(json.dumps({"updates": updates, "batches": batches}))
+    main(sys.argv[1:] or list(LOOPS))
