@@ -140,13 +140,17 @@ class Degradation:
         duration_ns = iteration.duration_ns
         if iteration.pause is not None:
             self._pauses_ns[iteration.pause] = max(self._pauses_ns.get(iteration.pause, 0), duration_ns)
+        is_resumed = False
+        if iteration.pause is Pause.EVALUATION and iteration.resumed_ns is not None:
+            # What came after the evaluation is a whole update, and often the first of an epoch.
+            is_resumed, duration_ns = True, iteration.end_ns - iteration.resumed_ns
         # Evaluations and our own windows are long for a reason that needs no diagnosis. Saves and compilations count
         # below, where only their repetition is a fault. A skipped step is shorter than a real one.
         if (
             self._seen <= WARM_UP
             or iteration.skipped
             or duration_ns <= 0
-            or iteration.pause in (Pause.EVALUATION, Pause.RENDEZVOUS, Pause.CAPTURE)
+            or (iteration.pause in (Pause.EVALUATION, Pause.RENDEZVOUS, Pause.CAPTURE) and not is_resumed)
         ):
             return []
         track = self._track(iteration)
@@ -159,7 +163,7 @@ class Degradation:
             track.add(duration_ns)
             found += self._level(iteration, track)
             found += self._trend(duration_ns, track)
-        found += self._recur(iteration.duration_ns, excess_ns)
+        found += self._recur(duration_ns, excess_ns)
         return found
 
     def check(self, now_ns: int, last_ns: int | None, pause: Pause | None, gap_ns: int = 0) -> Trigger | None:
@@ -186,7 +190,9 @@ class Degradation:
     def silence_limit_ns(self, pause: Pause | None, gap_ns: int = 0) -> int:
         """How long this rank may be silent now."""
         limits = self._limits
-        usual = max((t.windows[0].median() for tracks in self._tracks.values() for t in tracks), default=0.0)
+        # Of a kind that was only seen with a pause in it there is no window yet.
+        paces = [t.windows[0] for tracks in self._tracks.values() for t in tracks if t.windows[0].ranked]
+        usual = max((window.median() for window in paces), default=0.0)
         limit = max(limits.silence_factor * usual, limits.silence_ns, limits.gap_factor * gap_ns)
         if pause is Pause.CAPTURE:
             limit = max(limit, limits.capture_ns)

@@ -212,7 +212,8 @@ class Watch:
         if what == _NEXT:
             self._look_for_losses(self._nexts, record.sequence, time_ns)
             self._nexts = max((self._nexts or 0) + 1, record.sequence)
-            return learnt.feed(Mark.EXHAUSTED if record.raised else Mark.NEXT, time_ns, record.group)
+            mark = Mark.EXHAUSTED if record.raised else Mark.NEXT
+            return learnt.feed(mark, time_ns, record.group, record.begin_ns)
         if what == _STEP:
             if record.raised:
                 return ()  # The hooks count it neither.

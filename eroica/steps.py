@@ -108,6 +108,8 @@ class Iteration:
     """A grad scaler left the step out; the end is then the arrival of the next batch."""
     pause: Pause | None
     """What else happened in it."""
+    resumed_ns: int | None = None
+    """Where an evaluation on other data was in it: when the first batch of training was asked for after that."""
 
     @property
     def duration_ns(self) -> int:
@@ -151,6 +153,7 @@ class _Group:
     num_skipped: int = 0
     num_collectives: int = 0
     pause: Pause | None = None
+    resumed_ns: int | None = None
     is_partial: bool = False
     """Marks of it were lost: it is no iteration."""
 
@@ -163,6 +166,7 @@ class _Group:
         self.num_skipped += later.num_skipped
         self.num_collectives += later.num_collectives
         self.pause = self.pause or later.pause
+        self.resumed_ns = later.resumed_ns
         self.is_partial |= later.is_partial
 
 
@@ -237,8 +241,8 @@ class Iterations:
             return Pause.EVALUATION
         return None
 
-    def feed(self, mark: Mark, time_ns: int, source: int = 0) -> Sequence[Iteration]:
-        """The iterations that this mark completes, mostly none."""
+    def feed(self, mark: Mark, time_ns: int, source: int = 0, begin_ns: int | None = None) -> Sequence[Iteration]:
+        """The iterations that this mark completes, mostly none. `begin_ns`: when a batch was asked for, if known."""
         time_ns = self._clock(time_ns)
         group = self._group
         if group is None:
@@ -248,7 +252,7 @@ class Iterations:
             group.num_collectives += 1
             return self._on_collective(time_ns, source) if self._batches == 0 and self._steps == 0 else ()
         if mark is Mark.NEXT:
-            return self._on_batch(group, time_ns, source)
+            return self._on_batch(group, time_ns, source, time_ns if begin_ns is None else begin_ns)
         if mark is Mark.BEGIN:
             if self._depth == 0:
                 self._lost = 0  # A step that a batch interrupted and that never ended had raised.
@@ -337,7 +341,7 @@ class Iterations:
             self.gaps_ns = (gap, longest) if gap > longest else (longest, gap)
         return time_ns
 
-    def _on_batch(self, group: _Group, time_ns: int, loader: int) -> Sequence[Iteration]:
+    def _on_batch(self, group: _Group, time_ns: int, loader: int, begin_ns: int) -> Sequence[Iteration]:
         self._batches += 1
         if self._depth:  # A closure that fetches batches, or a step that raised: the next mark tells.
             self._lost, self._depth = self._depth, 0
@@ -348,9 +352,12 @@ class Iterations:
         group.num_batches += 1
         if self._training and loader not in self._training:
             group.num_foreign += 1
+            group.resumed_ns = None
             group.foreign[loader] = group.foreign.get(loader, 0) + 1
             if self.basis is Basis.STEPS:
                 return ()
+        elif group.num_foreign and group.resumed_ns is None:
+            group.resumed_ns = begin_ns
         if len(group.cuts) < MAX_CUTS:
             group.cuts.append((time_ns, loader, group.num_collectives))
         if self.basis is Basis.STEPS:
@@ -525,6 +532,7 @@ class Iterations:
                 *(group.start_ns, end_ns, step, size, group.num_steps, group.num_collectives),
                 skipped=group.num_skipped == group.num_steps > 0,
                 pause=group.pause,
+                resumed_ns=group.resumed_ns if group.num_foreign and size <= usual + 1 else None,
             )
         )
         return done
@@ -583,6 +591,7 @@ class Iterations:
         loader: int = 0,
         skipped: bool = False,
         pause: Pause | None = None,
+        resumed_ns: int | None = None,
     ) -> Iteration:
         self._number += 1
         return Iteration(
@@ -598,4 +607,5 @@ class Iterations:
             loader=loader,
             skipped=skipped,
             pause=pause,
+            resumed_ns=resumed_ns,
         )

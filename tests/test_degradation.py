@@ -118,6 +118,13 @@ def test_a_save_every_fifty_steps_is_recurring_also_when_the_probe_tells_that_it
     assert found[0].every == 50
 
 
+def test_a_save_in_the_first_iteration_of_a_kind_leaves_nothing_to_stumble_over() -> None:
+    judge = Degradation()
+    judged([0.1] * 20, judge)
+    judge.add(iteration(20, 2 * S, 0.6, pause=Pause.CHECKPOINT, num_batches=7))
+    assert judge.silence_limit_ns(None) == Limits().silence_ns
+
+
 def test_workers_rebuilt_at_each_epoch_are_recurring_at_the_length_of_the_epoch() -> None:
     """D02: the first of 20 batches takes seconds."""
     found = judged(noisy(7, 0.03, lambda i: 20.0 if i % 20 == 0 else 1.0, 200))

@@ -356,10 +356,13 @@ def test_a_save_every_fifty_steps_is_recurring_told_by_the_probe_or_not(tmp_path
             assert rank.triggers[0].every == 50
 
 
+@pytest.mark.parametrize("evaluation", [False, True], ids=["training alone", "with an evaluation"])
 @pytest.mark.parametrize("ahead", [False, True], ids=["plain", "fetches ahead"])
-def test_a_slow_first_batch_of_each_epoch_is_recurring(rank: Rank, ahead: bool) -> None:
+def test_a_slow_first_batch_of_each_epoch_is_recurring(rank: Rank, ahead: bool, evaluation: bool) -> None:
     took = seconds(5)
-    for _ in range(15):
+    for epoch in range(15):
+        if evaluation and epoch:
+            rank.evaluate(10, 4.0)
         rank.next(1.5)
         for index in range(25):
             last = index == 24
