@@ -273,7 +273,7 @@ def _more(count: int, what: str) -> list[str]:
 def _rank(flight: Flight, lives: bool | None, names: dict[int, str], host: str, clock_ns: int) -> RankPosition:
     words = flight.words
     moments = [record.begin_ns + (record.duration_ns or 0) for record in flight.records]
-    moments += [position.begin_ns for position in flight.positions if position.group in names]
+    moments += [record.begin_ns for record in flight.unrecorded()]
     last_ns = max(moments, default=flight.identity.monotonic_ns)
     is_here = lives is True and noted(flight, "host") == host
     until_ns = clock_ns if is_here else last_ns
@@ -313,14 +313,11 @@ def _group_positions(flights: dict[int, Flight], groups: dict[int, dict[int, tup
             if record.kind == ring.COLLECTIVE:
                 last[record.group][rank][record.sequence] = record
     known = {key: named for own in groups.values() for key, named in own.items()}
-    done: set[tuple[int, int, int]] = set()
     for rank, flight in flights.items():
         # In steps whose collectives are not recorded, the position alone says how far a rank is.
-        for position in flight.positions:
-            if position.peer < 0 and position.group in known:
-                last[position.group][rank].setdefault(position.sequence, position.as_record())
-                if position.done >= position.sequence:
-                    done.add((position.group, rank, position.sequence))
+        for record in flight.unrecorded():
+            if record.kind == ring.COLLECTIVE:
+                last[record.group][rank][record.sequence] = record
     positions = []
     for key, calls in last.items():
         name, members_text = known.get(key, (f"{key:016x}", ""))
@@ -338,9 +335,7 @@ def _group_positions(flights: dict[int, Flight], groups: dict[int, dict[int, tup
         ops: dict[str, set[int]] = defaultdict(set)
         for rank, record in here.items():
             ops[what_of(record).split(" ")[0]].add(rank)
-        ended = {
-            rank for rank, record in here.items() if record.duration_ns is not None or (key, rank, furthest) in done
-        }
+        ended = {rank for rank, record in here.items() if record.duration_ns is not None}
         failed = {rank for rank in ended if here[rank].raised}
         untimed = {rank for rank, record in here.items() if record.flags & ring.UNTIMED} - ended
         positions.append(

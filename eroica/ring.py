@@ -173,7 +173,8 @@ class Record:
     Of a next the number of its data set, of a step that of its optimizer: 1, 2, ... as this process met them, for as
     long as the object lives; 0 unknown."""
     sequence: int
-    """Position among the calls on this group, among the nexts, or among the steps, from 1; of a gc its generation."""
+    """Position among the calls on this group, among the nexts, the steps or the phases of this name, from 1; of a gc
+    its generation."""
     num_bytes: int
     """Payload of this rank."""
     step: int
@@ -197,10 +198,11 @@ class Position:
     begin_ns: int
 
     def as_record(self) -> Record:
-        """The same as a record without a number, of a call whose end cannot be seen."""
-        kind = P2P if OPS[self.op : self.op + 1] and OPS[self.op] in _MESSAGES else COLLECTIVE
+        """The same as a record of number 0 and step 0. Its duration is 0 if it is over, else its end cannot be seen."""
+        kind = P2P if self.op < len(OPS) and OPS[self.op] in _MESSAGES else COLLECTIVE
+        is_over = self.done >= self.sequence
         return Record(
-            *(0, self.begin_ns, None, False, kind, self.op, 0, UNTIMED),
+            *(0, self.begin_ns, 0 if is_over else None, False, kind, self.op, 0, 0 if is_over else UNTIMED),
             *(self.peer, self.group, self.sequence, self.num_bytes, 0),
         )
 
@@ -219,6 +221,24 @@ class Flight:
     """Places whose record was half written: at most one per thread of the writer, unless the file is damaged."""
     positions: list[Position] = field(default_factory=list)
     """Of groups on which a call was entered; more up to date than `records` where only some steps are recorded."""
+
+    def unrecorded(self) -> list[Record]:
+        """Last calls on groups that have no record, or none any more, by `Position.as_record`; oldest first.
+
+        Only of groups that a note names: a position has no checksum of its own.
+        """
+        named = {note["group"] for note in self.notes if isinstance(note.get("group"), str)}
+        newest: dict[tuple[int, int, int], int] = {}
+        for record in self.records:
+            if record.kind in (COLLECTIVE, P2P):
+                line = record.group, record.peer, record.op if record.kind == P2P else 0
+                newest[line] = max(record.sequence, newest.get(line, 0))
+        found = []
+        for record in (position.as_record() for position in self.positions if f"{position.group:016x}" in named):
+            line = record.group, record.peer, record.op if record.kind == P2P else 0
+            if record.sequence > newest.get(line, 0):
+                found.append(record)
+        return sorted(found, key=lambda record: record.begin_ns)
 
 
 @dataclass(frozen=True, slots=True)

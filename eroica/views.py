@@ -144,6 +144,7 @@ def view_of(flight: Flight, process: Process, clock_ns: int) -> RankView:
     """One rank. `clock_ns`: CLOCK_MONOTONIC of this host, now."""
     words = flight.words
     moments = [record.begin_ns + (record.duration_ns or 0) for record in flight.records]
+    moments += [record.begin_ns for record in flight.unrecorded()]
     last_ns = max(moments, default=flight.identity.monotonic_ns)
     is_here = process.is_here and process.lives is True
     until_ns = clock_ns if is_here else last_ns
@@ -224,7 +225,9 @@ def _calls(flight: Flight, until_ns: int) -> tuple[Call, ...]:
         last[record.group, record.kind, record.op if is_message else 0, record.peer] = record
     inside = [r for r in records[:-MOST_CALLS] if r.duration_ns is None and not r.flags & ring.UNTIMED]
     kept = {record.number: record for record in [*last.values(), *inside, *records[-MOST_CALLS:]]}
-    return tuple(_call(record, until_ns) for _, record in sorted(kept.items()))
+    # What was called in a step whose collectives are not recorded comes last: it is newer than its group's records.
+    records = [*(kept[number] for number in sorted(kept)), *flight.unrecorded()]
+    return tuple(_call(record, until_ns) for record in records)
 
 
 def _call(record: Record, until_ns: int) -> Call:
@@ -247,14 +250,10 @@ def _call(record: Record, until_ns: int) -> Call:
 
 
 def _phase(flight: Flight) -> tuple[str, int]:
-    """The phase under way by its record, whose name a note holds: what, since when."""
-    names = {}
-    for note in flight.notes:
-        if isinstance(note.get("phase"), str):
-            names[note.get("number")] = str(note["phase"])
+    """The innermost phase under way: what, since when."""
     for record in reversed(flight.records):
         if record.kind == ring.PHASE and record.duration_ns is None:
-            return names.get(record.op, names.get(record.sequence, "")), record.begin_ns
+            return ring.PHASES[record.op] if record.op < len(ring.PHASES) else "", record.begin_ns
     return "", 0
 
 

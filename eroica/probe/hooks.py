@@ -20,8 +20,9 @@ from time import monotonic_ns
 from types import FrameType, ModuleType
 from typing import Any
 
-from eroica.probe import collectives
+from eroica.probe import collectives, options, phases
 from eroica.probe.fallback import EVERY_NS, FALLBACK
+from eroica.probe.phases import EVALUATION
 from eroica.probe.recorder import RECORDER
 from eroica.probe.thrift import LOOK_EVERY
 from eroica.ring import NEXT, NUM_NEXTS, NUM_SKIPPED, NUM_STEPS, SKIPPED, STEP, Ring, what
@@ -70,6 +71,10 @@ def _loader(module: Any) -> None:
             return original(self)
         number = begin_ns = 0
         try:
+            if EVALUATION.is_on:
+                EVALUATION.passes(is_step=False)
+            if not getattr(self, "_num_yielded", 1):
+                options.of_loader(ring, self)
             begin_ns = monotonic_ns()
             data = getattr(self, "_dataset", None)  # outlives its iterators and, with most trainers, its loaders
             source = numbers.get(id(data)) or _number(data)
@@ -97,7 +102,7 @@ def _next_ended(ring: Ring, number: int, begin_ns: int, raised: bool) -> None:
         RECORDER.num_nexts = num_nexts = RECORDER.num_nexts + 1
         ring.set(NUM_NEXTS, num_nexts)
         RECORDER.capture.fetched(ring, RECORDER.num_steps, num_nexts)
-        if not (RECORDER.num_steps or num_nexts % LOOK_EVERY):
+        if num_nexts % LOOK_EVERY == 1 and not RECORDER.num_steps:
             RECORDER.look(ring)
     except Exception as error:
         RECORDER.fail(error)
@@ -125,6 +130,8 @@ class _Steps:
             depth = RECORDER.depth
             RECORDER.depth = depth + 1
             if not depth:
+                if EVALUATION.is_on:
+                    EVALUATION.passes(is_step=True)
                 self.begin_ns = monotonic_ns()
                 steps = RECORDER.num_steps
                 source = _numbers.get(id(optimizer)) or _number(optimizer)
@@ -144,7 +151,7 @@ class _Steps:
                 RECORDER.num_steps = num_steps = RECORDER.num_steps + 1
                 ring.set(NUM_STEPS, num_steps)
                 RECORDER.capture.stepped(ring, num_steps, RECORDER.num_nexts)
-                if not num_steps % LOOK_EVERY:
+                if num_steps % LOOK_EVERY == 1:
                     RECORDER.look(ring)
                 if now_ns - FALLBACK.set_ns >= EVERY_NS:
                     FALLBACK.step(ring, now_ns)
@@ -199,6 +206,8 @@ def _counted_by_scaler(optimizer: Any) -> None:
         ring.set(NUM_STEPS, steps + 1)
         ring.add(NUM_SKIPPED, int(is_skipped))
         RECORDER.capture.stepped(ring, steps + 1, RECORDER.num_nexts)
+        if steps % LOOK_EVERY == 0:
+            RECORDER.look(ring)
     except Exception as error:
         RECORDER.fail(error)
 
@@ -227,6 +236,11 @@ def _profiler(module: Any) -> None:
     module._run_on_profiler_start = _run_on_profiler_start
 
 
+def _distributed(module: Any) -> None:
+    collectives.place(module)
+    phases.groups(module)
+
+
 def _dynamo(module: Any) -> None:
     """Keep the compiler out of our code: it runs as it is, between the graphs, and adds neither guard nor graph."""
     for name in ("eroica.ring", "eroica.probe"):
@@ -237,7 +251,14 @@ _PLACES: dict[str, Callable[[Any], None]] = {
     "loader": _loader,
     "optimizer": _optimizer,
     "scaler": _scaler,
-    "collectives": collectives.place,
+    "collectives": _distributed,
     "profiler": _profiler,
     "dynamo": _dynamo,
+    "modules": phases.modules,
+    "serialization": phases.serialization,
+    "saver": phases.saver,
+    "restorer": phases.restorer,
+    "compiler": phases.compiler,
+    "data parallel": options.data_parallel,
+    "fully shard": options.fully_shard,
 }

@@ -37,6 +37,13 @@ HOOKED = {
     "torch.distributed.distributed_c10d": "collectives",
     "torch.autograd.profiler": "profiler",
     "torch._dynamo.trace_rules": "dynamo",
+    "torch.nn.modules.module": "modules",
+    "torch.serialization": "serialization",
+    "torch.distributed.checkpoint.state_dict_saver": "saver",
+    "torch.distributed.checkpoint.state_dict_loader": "restorer",
+    "torch._dynamo.callback": "compiler",
+    "torch.nn.parallel.distributed": "data parallel",
+    "torch.distributed.fsdp._fully_shard._fully_shard": "fully shard",
 }
 """Modules and the function of `hooks` that is called once each has run. `torch` imports most of the others itself,
 unfinished as it is then, so theirs wait for it."""

@@ -21,6 +21,7 @@ from types import ModuleType, TracebackType
 from eroica import ring as flight
 from eroica.probe import rank, workspace
 from eroica.probe.capture import Capture
+from eroica.probe.environment import Environment
 from eroica.probe.fallback import FALLBACK
 from eroica.probe.place import job_name, ring_folder
 from eroica.probe.rank import Place
@@ -50,6 +51,8 @@ class Recorder:
         self.capture = Capture(_is_from_signal_handler)
         """Windows that an agent asks for."""
         self.thrift = Thrift()
+        """What the hooks cost, and in which steps collectives are recorded."""
+        self.environment = Environment()
         self._arming = allocate_lock()
         self._is_watching = False
         self._is_helper = False
@@ -112,9 +115,11 @@ class Recorder:
         return ring
 
     def look(self, ring: Ring) -> None:
-        """Every `LOOK_EVERY` steps (nexts, where there are no steps): what have the hooks cost, what may they?"""
+        """After the first and then each `LOOK_EVERY`th step (next, where there are no steps): costs, environment."""
         thrift = self.thrift
-        if thrift.look(self.num_steps or self.num_nexts, time.monotonic_ns()):
+        now_ns = time.monotonic_ns()
+        self.environment.look(ring, now_ns)
+        if thrift.look(self.num_steps or self.num_nexts, now_ns):
             ring.set(flight.ONE_STEP_IN, thrift.one_step_in if thrift.mask else 0)
         ring.set(flight.HOOK_NS, thrift.spent_ns)
 

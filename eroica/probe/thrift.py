@@ -17,8 +17,8 @@ SHARE = 0.001
 RELAXED_SHARE = 0.0003
 """Below this, twice as many steps are recorded. Under half of `SHARE`, so that N does not swing."""
 LOOK_EVERY = 32
-"""Steps between two looks; a power of two. The first steps, which meet the groups, compile and allocate, are slow
-and dear alike, so the first look only begins the count."""
+"""Steps between two looks, the first of which comes after the first step and only begins the count: by then groups have
+been met, and much was compiled and allocated."""
 MOST = 1024
 """Largest N. A job of 100 ms steps then still records one in two minutes."""
 STEP_HOOKS_NS = 4_000

@@ -1,0 +1,204 @@
+"""Phases: what a rank does instead of training, as records of kind PHASE; nested ones are records of their own.
+
+    save, load      torch.save, torch.load; torch.distributed.checkpoint's save, async_save (until it returns) and load
+    compile         from the first to the last of the compiler's own start and end signals that overlap
+    rendezvous      init_process_group, new_group
+    teardown        destroy_process_group; of the whole job a note `leaving`, too, so that noise after it is no hang
+    evaluation      from `module.eval()` on a module in training mode until the next batch or step that finds it back in
+                    training mode, or a step at all, or teardown
+
+Evaluation is told by `eval()` since `no_grad` and `inference_mode` are all over training itself (metrics, moving
+averages, clipping). `train()` is not hooked: it recurses through all submodules and many loops call it in each step.
+A teacher that is only ever evaluated is in training mode once, and that phase ends at the next step. It is wrong for
+loops that switch one of their modules to evaluation and back inside of each step; such phases are short.
+
+`compile` and `evaluation` may begin on one thread and end on another, so the records are kept here and not on a stack.
+Functions that a script imported by name before `import eroica` are replaced in torch's modules and in `__main__`, not
+elsewhere.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable
+from time import monotonic_ns
+from types import ModuleType
+from typing import Any
+
+from eroica.probe.recorder import RECORDER
+from eroica.ring import PHASE, PHASES, Ring, what
+
+MOST_NOTES = 16
+"""Notes on leaving that one process makes; a ring has little room, and some tests form and end jobs by the hundred."""
+
+_counts: Counter[str] = Counter()
+
+
+def begin(name: str, *, arms: bool = False) -> tuple[Ring, int, int] | None:
+    """Record that the phase `name` begins; None if nothing is recorded. Raises nothing.
+
+    `arms`: make the ring if need be. Only for what ranks alone do: their helper programs save and load, too.
+    """
+    ring = RECORDER.ring or (RECORDER.arm() if arms else None)
+    if ring is None:
+        return None
+    try:
+        begin_ns = monotonic_ns()
+        _counts[name] += 1
+        kind = what(PHASE, PHASES.index(name))
+        return ring, ring.begin(kind, begin_ns, -1, 0, _counts[name], 0, RECORDER.num_steps), begin_ns
+    except Exception as error:
+        RECORDER.fail(error)
+        return None
+
+
+def end(begun: tuple[Ring, int, int] | None, raised: bool = False) -> None:
+    """The end of what `begin` returned. Raises nothing."""
+    if begun is None or RECORDER.ring is not begun[0]:
+        return
+    ring, number, begin_ns = begun
+    try:
+        ring.end(number, monotonic_ns() - begin_ns, raised)
+    except Exception as error:
+        RECORDER.fail(error)
+
+
+def wrap(module: Any, function: str, name: str, *, arms: bool = False) -> None:
+    """Make each call of `module.function` a phase."""
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if name == "teardown" and EVALUATION.is_on:
+                EVALUATION.passes(is_step=True)
+            begun = begin(name, arms=arms)
+            if name == "teardown":
+                _leaves(begun, args, kwargs)
+            try:
+                result = original(*args, **kwargs)
+            except BaseException:
+                end(begun, True)
+                raise
+            end(begun)
+            return result
+
+        return wrapper
+
+    wrapped_everywhere(module, function, make)
+
+
+def wrapped_everywhere(module: Any, function: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Put `make(original)` in the place of `module.function` and of its copies in torch's modules and in `__main__`."""
+    original = getattr(module, function, None)
+    if original is None:  # another version of torch
+        return
+    wrapper = make(original)
+    setattr(module, function, wrapper)
+    for name, other in list(sys.modules.items()):
+        if name == "__main__" or name == "torch" or name.startswith("torch."):
+            names = getattr(other, "__dict__", None)
+            if isinstance(names, dict) and names.get(function) is original:
+                names[function] = wrapper
+
+
+def _leaves(begun: tuple[Ring, int, int] | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Note that the rank leaves the job, if it is the whole of it whose groups are destroyed."""
+    if begun is None or _counts["teardown"] > MOST_NOTES:
+        return
+    group = args[0] if args else kwargs.get("group")
+    distributed = sys.modules.get("torch.distributed.distributed_c10d")
+    try:
+        if group is None or distributed is None or group is distributed.GroupMember.WORLD:
+            begun[0].note(leaving="destroy_process_group", clock_ns=monotonic_ns())
+    except Exception as error:
+        RECORDER.fail(error)
+
+
+def serialization(module: ModuleType) -> None:
+    """`torch.serialization`."""
+    wrap(module, "save", "save")
+    wrap(module, "load", "load")
+
+
+def saver(module: ModuleType) -> None:
+    """`torch.distributed.checkpoint.state_dict_saver`."""
+    wrap(module, "save", "save")
+    wrap(module, "async_save", "save")
+
+
+def restorer(module: ModuleType) -> None:
+    """`torch.distributed.checkpoint.state_dict_loader`."""
+    wrap(module, "load", "load")
+
+
+def groups(module: ModuleType) -> None:
+    """`torch.distributed.distributed_c10d`."""
+    wrap(module, "init_process_group", "rendezvous", arms=True)
+    wrap(module, "new_group", "rendezvous")
+    wrap(module, "destroy_process_group", "teardown")
+
+
+def compiler(module: Any) -> None:
+    """`torch._dynamo.callback`: its handler runs the lists of callbacks at the first start and at the last end.
+
+    The methods are wrapped, since `torch._dynamo.reset()` empties the lists.
+    """
+    handler = getattr(module, "CompilationCallbackHandler", None)
+    if handler is None or not hasattr(handler, "run_start_callbacks"):  # another version of torch
+        return
+    start, stop = handler.run_start_callbacks, handler.run_end_callbacks
+    begun: list[tuple[Ring, int, int] | None] = []
+
+    @functools.wraps(start)
+    def run_start_callbacks(self: Any, *args: Any) -> Any:
+        begun.append(begin("compile"))
+        return start(self, *args)
+
+    @functools.wraps(stop)
+    def run_end_callbacks(self: Any, *args: Any) -> Any:
+        if begun:
+            end(begun.pop())
+        return stop(self, *args)
+
+    handler.run_start_callbacks, handler.run_end_callbacks = run_start_callbacks, run_end_callbacks
+
+
+class Evaluation:
+    """The evaluation under way."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self._begun: tuple[Ring, int, int] | None = None
+        self._module: Callable[[], Any] = lambda: None
+
+    def begins(self, module: Any) -> None:
+        """`module` is about to be switched to evaluation. Raises nothing."""
+        if not self.is_on and module.training:
+            begun = begin("evaluation")
+            if begun is not None:
+                self._begun, self._module, self.is_on = begun, weakref.ref(module), True
+
+    def passes(self, is_step: bool) -> None:
+        """A batch is asked for, or a step (or the teardown) begins; called only while `is_on`. Raises nothing."""
+        module = self._module()
+        if is_step or module is None or module.training:
+            self.is_on = False
+            end(self._begun)
+
+
+EVALUATION = Evaluation()
+
+
+def modules(module: Any) -> None:
+    """`torch.nn.modules.module`."""
+    original = module.Module.eval
+
+    @functools.wraps(original)
+    def eval(self: Any) -> Any:
+        EVALUATION.begins(self)
+        return original(self)
+
+    module.Module.eval = eval
