@@ -143,7 +143,6 @@ for step in range(7):
         dist.all_reduce(values)
     optimizer.step()
 RECORDER.thrift.mask = 0
-RECORDER.look(RECORDER.ring)
 dist.broadcast(values, 0)
 pending = dist.new_group([0])
 RECORDER.thrift.mask = 1
