@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from eroica.doing import PHASES, Doing, doing
 from eroica.findings import (
@@ -30,7 +30,7 @@ from eroica.findings import (
     Verdict,
     Window,
 )
-from eroica.gone import departures, exit_words
+from eroica.gone import departures, exit_words, followers, is_follower
 from eroica.job import format_missing, format_ranks
 from eroica.locking import entanglement
 from eroica.merged import chain, lines, merge
@@ -94,10 +94,19 @@ def _suspects(look: _Look) -> list[Suspect]:
     left = departures(look.views, look.doings, look.graph)
     if left is not None:
         return left
+    found = _standing(look)
+    if any(is_follower(view) and view.state in ("ended", "died") for view in look.views.values()):
+        return [replace(suspect, kind="crash") for suspect in found] or followers(look.views)
+    return found
+
+
+def _standing(look: _Look) -> list[Suspect]:
+    """What keeps the living from moving on."""
     stuck = [
         rank for rank, done in look.doings.items() if look.is_silent(rank) and done.what not in ("ended", "leaving")
     ]
-    if not any(look.views[rank].silent_s is not None for rank in stuck):
+    broken = [rank for rank, view in look.views.items() if is_follower(view)]
+    if not broken and not any(look.views[rank].silent_s is not None for rank in stuck):
         return []  # nobody was seen to stand still
     halted = _halted(look, stuck)
     if halted:
@@ -106,8 +115,9 @@ def _suspects(look: _Look) -> list[Suspect]:
     circles = _circles(look)
     if different or circles:
         return different + circles
-    waiting = any(rank in look.graph.edges for rank in stuck)
-    return _ends(look) if waiting else _alone(look, stuck) if not broken else []
+    if any(rank in look.graph.edges for rank in [*stuck, *broken]):
+        return _ends(look)
+    return [] if broken else _alone(look, stuck)
 
 
 def _halted(look: _Look, stuck: Sequence[int]) -> list[Suspect]:
