@@ -77,7 +77,9 @@ def look_closer(path: Path, *, with_stacks: bool = True, may_trace: bool = True)
     latest, _ = newest_start(flights, alive)
     folder = path.parent if path.is_file() else path
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        seen = list(pool.map(lambda pair: observe(*pair, folder, host, with_stacks, may_trace), latest.values()))
+        seen = list(
+            pool.map(lambda pair: observe(pair[0], pair[1], folder, host, with_stacks, may_trace), latest.values())
+        )
     clock_ns = time.monotonic_ns()
     # Rings once more: in the meantime somebody may have moved on, and positions must not be older than stacks.
     again, _ = read_rings(path)
@@ -93,7 +95,12 @@ def look_closer(path: Path, *, with_stacks: bool = True, may_trace: bool = True)
 
 
 def observe(
-    flight: Flight, lives: bool | None, folder: Path, host: str, with_stacks: bool = True, may_trace: bool = True
+    flight: Flight,
+    lives: bool | None,
+    folder: Path,
+    host: str,
+    with_stacks: bool = True,
+    may_trace: bool = True,
 ) -> Process:
     """The process of a ring, its children and its stacks."""
     if noted(flight, "host") != host:

@@ -325,7 +325,7 @@ def test_whatever_the_views_hold_the_answer_is_a_sound_diagnosis_or_none(data: s
             exception=data.draw(st.sampled_from(["", "", "ValueError: x", "RuntimeError: Connection closed by peer"])),
             is_recording=data.draw(st.booleans()),
             knows_all_groups=data.draw(st.booleans()),
-        )  # fmt: skip
+        )
         for rank in data.draw(st.sets(st.integers(0, 3)))
     ]
     found = explain(views, world_size=4)
