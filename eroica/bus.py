@@ -134,7 +134,9 @@ class LookCloser:
     look: int
 
 
-Message: TypeAlias = Standing | Noticed | Died | Answered | Summarized | CountersRead | Looked | Prepare | Commit | Abort | LookCloser
+Message: TypeAlias = (
+    Standing | Noticed | Died | Answered | Summarized | CountersRead | Looked | Prepare | Commit | Abort | LookCloser
+)
 
 TO_COORDINATOR = (Standing, Noticed, Died, Answered, Summarized, CountersRead, Looked)
 TO_AGENTS = (Prepare, Commit, Abort, LookCloser)

@@ -81,7 +81,15 @@ class Limits:
     """Times the longest such pause seen, if that is more: an upper bound that fits all jobs does not exist."""
 
     def __post_init__(self) -> None:
-        for name in ("silence_ns", "silence_factor", "gap_factor", "start_ns", "pause_ns", "capture_ns", "pause_factor"):
+        for name in (
+            "silence_ns",
+            "silence_factor",
+            "gap_factor",
+            "start_ns",
+            "pause_ns",
+            "capture_ns",
+            "pause_factor",
+        ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"Limits.{name} is {getattr(self, name)}; it must be above 0")
 

@@ -52,9 +52,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     """What the process of all cases printed."""
     folder = tmp_path_factory.mktemp("captures")
     environ = _environ(RANK="0", WORLD_SIZE="1", EROICA_RING_DIR=str(folder / "rings"))
-    done = subprocess.run(
-        [sys.executable, str(CASES)], env=environ, capture_output=True, text=True, timeout=SECONDS
-    )
+    done = subprocess.run([sys.executable, str(CASES)], env=environ, capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 0, done.stderr
     result: dict[str, object] = json.loads(done.stdout)
     return result
