@@ -79,6 +79,13 @@ def test_a_process_outside_of_the_job_is_a_hog_and_a_child_is_not(tmp_path: Path
     assert f"pid {CHILD}" in second.labels[Target("rank", "0", 0, TRAINING)]["children"]
 
 
+def test_a_rank_without_children_uses_nothing_by_them_once_all_processes_were_seen(tmp_path: Path) -> None:
+    files = {f"proc/{pid}/stat": read_text(RECORDED / f"first/proc/{HOG}/stat") for pid in range(1, 60)}
+    host = opened(write(tmp_path, {"proc/stat": "cpu  1 0 0 0 0 0 0 0\n", **files}))
+    first, second = (of(host.read(k * SECOND, [Rank(0, 7)]), "rank", "0") for k in (1, 2))
+    assert "children_cpu" not in first and second["children_cpu"] == 0
+
+
 def test_a_recorded_host_tells_its_pressure_disk_and_cards(tmp_path: Path) -> None:
     first, _ = two_recorded(tmp_path)
     host = of(first, "host", "")
@@ -95,7 +102,7 @@ def test_what_cannot_be_read_is_absent_and_not_zero(tmp_path: Path) -> None:
     stat = read_text(RECORDED / "first" / f"proc/{TRAINING}/stat")
     root = write(tmp_path, {"proc/stat": "cpu 1 0 0 0\ncpu0 1 0 0 0\n", f"proc/{TRAINING}/stat": stat})
     reading = opened(root).read(SECOND, [Rank(0, TRAINING), Rank(1, 4711)])
-    assert set(of(reading, "rank", "0")) == {"process_cpu_ns", "minor_faults", "major_faults"}
+    assert set(of(reading, "rank", "0")) == {"process_cpu_ns", "minor_faults", "major_faults", "children_cpu"}
     assert not [target for target in reading.values if target.rank == 1], "its process has ended"
 
 

@@ -44,6 +44,9 @@ class Children:
     """The busiest one: name, pid, cores; "" if all are idle."""
 
 
+NO_CHILDREN = Children(0.0, "")
+
+
 @dataclass(slots=True)
 class _Process:
     name: str
@@ -64,6 +67,7 @@ class Processes:
         self._waiting: list[int] = []
         self._hogs: list[Hog] = []
         self._children: dict[int, Children] = {}
+        self._is_complete = False
         self._ranks: frozenset[int] = frozenset()
 
     def look(self, now_ns: int, ranks: Collection[int]) -> None:
@@ -98,6 +102,7 @@ class Processes:
 
     def _sum_up(self) -> None:
         """Who belongs to whom, once all processes were looked at again."""
+        self._is_complete = True
         owners: dict[int, int | None] = {pid: pid for pid in self._ranks}
         mine: dict[int, list[tuple[float, int]]] = {}
         busy: list[tuple[float, int]] = []
@@ -137,8 +142,8 @@ class Processes:
         return self._hogs
 
     def children(self, rank: int) -> Children | None:
-        """What the descendants of a rank use; None if it has none."""
-        return self._children.get(rank)
+        """What the descendants of a rank use; None while not all processes were looked at."""
+        return self._children.get(rank, NO_CHILDREN) if self._is_complete else None
 
     def _name(self, pid: int, name: str) -> str:
         if not name.startswith(("python", "pt_main_thread", "node", "java", "perl", "ruby")):
