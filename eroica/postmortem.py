@@ -272,7 +272,12 @@ def _more(count: int, what: str) -> list[str]:
 
 def _rank(flight: Flight, lives: bool | None, names: dict[int, str], host: str, clock_ns: int) -> RankPosition:
     words = flight.words
-    moments = [record.begin_ns + (record.duration_ns or 0) for record in flight.records]
+    # Other threads collect garbage and sample frames: that is no sign of life of the one that trains.
+    moments = [
+        record.begin_ns + (record.duration_ns or 0)
+        for record in flight.records
+        if record.kind not in (ring.GC, ring.CAPTURE)
+    ]
     moments += [record.begin_ns for record in flight.unrecorded()]
     last_ns = max(moments, default=flight.identity.monotonic_ns)
     is_here = lives is True and noted(flight, "host") == host

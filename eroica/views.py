@@ -150,7 +150,12 @@ def limit_s_of(flights: Sequence[Flight]) -> float:
 def view_of(flight: Flight, process: Process, clock_ns: int) -> RankView:
     """One rank. `clock_ns`: CLOCK_MONOTONIC of this host, now."""
     words = flight.words
-    moments = [record.begin_ns + (record.duration_ns or 0) for record in flight.records]
+    # Other threads collect garbage and sample frames: that is no sign of life of the one that trains.
+    moments = [
+        record.begin_ns + (record.duration_ns or 0)
+        for record in flight.records
+        if record.kind not in (ring.GC, ring.CAPTURE)
+    ]
     moments += [record.begin_ns for record in flight.unrecorded()]
     last_ns = max(moments, default=flight.identity.monotonic_ns)
     is_here = process.is_here and process.lives is True
