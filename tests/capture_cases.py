@@ -13,13 +13,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-import eroica  # noqa: F401  (arms the probe)
 import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import eroica  # noqa: F401  (arms the probe)
 from eroica.commands import Command, Frames, Unit, Verb, parse_answer
 from eroica.probe import capture
 from eroica.probe.recorder import RECORDER
 from eroica.ring import ANSWER, post
-from torch.utils.data import DataLoader, TensorDataset
 
 MODEL = torch.nn.Linear(16, 16)
 OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=0.01)
@@ -83,7 +84,7 @@ def left() -> list[object]:
     return [
         sorted(thread.name for thread in threading.enumerate()),
         len(gc.callbacks),
-        torch.autograd._profiler_enabled(),
+        torch._C._autograd._profiler_enabled(),
         sys.getprofile(),
     ]
 
@@ -121,7 +122,7 @@ def main() -> None:
     said["running"] = state()
     ask(Verb.ABORT)
     step()
-    said["abort"] = [state(), file().exists(), torch.autograd._profiler_enabled()]
+    said["abort"] = [state(), file().exists(), torch._C._autograd._profiler_enabled()]
 
     with torch.profiler.profile() as profiler:
         ask_for(2)
@@ -143,13 +144,13 @@ def main() -> None:
     with torch.profiler.profile() as profiler:
         step()
         step()
-    said["they come"] = [state(), file().exists(), torch.autograd._profiler_enabled()]
+    said["they come"] = [state(), file().exists(), torch._C._autograd._profiler_enabled()]
     said["they come, steps"] = sum(event.name.startswith("Optimizer.step") for event in profiler.events() or ())
 
     ask_for(6)
     for _ in range(3):
         step()
-    with torch.autograd.profiler.emit_itt():
+    with torch.autograd.profiler.emit_itt():  # type: ignore[no-untyped-call]
         step()
     said["itt comes"] = state()
 
@@ -173,7 +174,7 @@ def main() -> None:
             step(batch)
     except ValueError as error:
         said["their exception"] = str(error)
-    said["exception"] = [state(), torch.autograd._profiler_enabled()]
+    said["exception"] = [state(), torch._C._autograd._profiler_enabled()]
     assert OPTIMIZER.__class__.zero_grad is original
 
     ask_for(4)
@@ -207,7 +208,7 @@ def main() -> None:
         deadline = time.monotonic() + 60
         while state() == "RUNNING" and time.monotonic() < deadline:
             MODEL(torch.ones(4, 16))
-        said[wanted] = [settled(), str(file()), file().exists(), torch.autograd._profiler_enabled()]
+        said[wanted] = [settled(), str(file()), file().exists(), torch._C._autograd._profiler_enabled()]
     capture.MOST_WINDOW_S, capture.GRACE_S = 60.0, 1.0
 
     ask_for(3)

@@ -12,15 +12,16 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import eroica  # noqa: F401  (arms the probe)
 import torch
 import torch.distributed as dist
-from eroica.commands import Command, Frames, Verb
-from eroica.probe.recorder import RECORDER
-from eroica.ring import post
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
+
+import eroica  # noqa: F401  (arms the probe)
+from eroica.commands import Command, Frames, Verb
+from eroica.probe.recorder import RECORDER
+from eroica.ring import post
 
 WIDTH = 64
 BATCH = 4
@@ -134,4 +135,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import itertools
 import json
 import os
 import sys
@@ -40,8 +41,8 @@ from eroica.ring import CAPTURE, Ring, what
 FOLDER = "captures"
 """Beside the rings; in it a folder per window."""
 MOST_WINDOW_S = 60.0
-"""A window is over by then, at the next boundary at the latest, with the steps that it has: op-dense training makes 400,000 events a
-second, of 0.4 kB until the stop and 1.5 kB at it."""
+"""A window is over by then, with the steps that it has: op-dense training makes 400,000 events a second, of 0.4 kB
+until the stop and 1.5 kB at it."""
 GRACE_S = 1.0
 """If no boundary comes so long after, whatever the training thread runs is interrupted to stop the profiler."""
 LEAST_FREE_BYTES = 200 << 20
@@ -207,7 +208,7 @@ class Capture:
                 return
             if unit == command.unit:
                 window.marks.append((num_steps if unit == Unit.STEPS else num_nexts, num_nexts, time.time_ns()))
-            if len(window.marks) > command.num_steps:
+            if len(window.marks) > command.num_steps and window.doom is None:
                 self._end(ring, window)
             elif time.monotonic() >= window.deadline:
                 self._cut_short(ring, window)
@@ -221,7 +222,8 @@ class Capture:
             self._enter(ring, State.LATE)
         elif self._is_busy(command):
             self._enter(ring, State.BUSY)
-        elif _is_graph_capturing():
+        elif _is_graph_capturing() or not _is_python_thread():
+            # A thread of the autograd engine, where optimizers step inside of backward, would see itself alone.
             self._enter(ring, State.UNABLE)
         else:
             window = self._window = _Window(ring, command, num_steps)
@@ -233,7 +235,9 @@ class Capture:
         """The time is over: what is complete is kept."""
         if self._window is not window:
             return
-        if len(window.marks) > 1:
+        if window.doom is not None:
+            self._discard(ring, window.doom)
+        elif len(window.marks) > 1:
             self._end(ring, window)
         else:
             self._discard(ring, State.DISCARDED)
@@ -276,23 +280,30 @@ class Capture:
             self._enter(ring, state)
 
     def _discard(self, ring: Ring, state: State) -> None:
-        window, self._window = self._window, None
-        if window is not None:
-            if threading.get_ident() == window.thread:
-                window.stop(ring, True)
-            self._enter(ring, state)
+        window = self._window
+        if window is None:
+            return
+        if threading.get_ident() != window.thread:
+            # Its own thread does it, at the next boundary or when the time is over.
+            window.doom, window.deadline = state, 0.0
+            return
+        self._window = None
+        window.stop(ring, True)
+        self._enter(ring, state)
 
     def _fail(self, ring: Ring, error: Exception) -> None:
         """The guard of captures. What a signal handler of the user raised while a line of ours ran is raised again."""
-        window, self._window = self._window, None
+        window = self._window
+        is_mine = window is not None and threading.get_ident() == window.thread
         with contextlib.suppress(Exception):
-            self._enter(ring, State.FAILED)
             ring.note(
                 capture=self._command.window if self._command else 0, fault=f"{type(error).__name__}: {error}"[:300]
             )
-        if window is not None:
+            self._discard(ring, State.FAILED)
+        if is_mine or window is None:
+            self._window = None
             with contextlib.suppress(Exception):
-                window.stop(ring, True)
+                self._enter(ring, State.FAILED)
         if self._is_foreign(error.__traceback__):
             raise error
 
@@ -309,6 +320,8 @@ class _Window:
         """Boundaries so far: raw count, nexts, wall clock."""
         self.profiler: Any = None
         self.is_starting = False
+        self.doom: State | None = None
+        """Why it is to be discarded, as another thread found."""
         self._sampler: Sampler | None = None
         self._collections: list[tuple[int, int, int]] = []
         """Garbage collections: thread, begin and end by the wall clock."""
@@ -322,7 +335,7 @@ class _Window:
         module = sys.modules["torch.autograd.profiler"]
         has_cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
         # Not torch.profiler.profile: that imports the compiler's settings, which takes a second.
-        self.profiler = module.profile(  # type: ignore[attr-defined]
+        self.profiler = module.profile(
             use_kineto=True,
             use_device="cuda" if has_cuda else None,
             with_stack=self.command.frames == Frames.TRACED,
@@ -384,7 +397,7 @@ class _Window:
         marks = _iteration_marks(self.marks)
         events = [
             weave.event("user_annotation", f"ProfilerStep#{count}", pid, self.tid, begin, end, base)
-            for (count, begin), (_, end) in zip(marks, marks[1:], strict=False)
+            for (count, begin), (_, end) in itertools.pairwise(marks)
         ]
         events += [weave.event("python_function", "Python GC", pid, *span, base) for span in self._collections]
         if self._sampler is not None and self.command.frames == Frames.SAMPLED:
@@ -404,8 +417,8 @@ def _iteration_marks(boundaries: list[tuple[int, int, int]]) -> list[tuple[int, 
     """
     if boundaries[0][1] == boundaries[-1][1]:
         return [(count, at) for count, _, at in boundaries]
-    kept = [one for one, following in zip(boundaries, boundaries[1:], strict=False) if following[1] > one[1]]
-    sizes = Counter(after[0] - before[0] for before, after in zip(kept, kept[1:], strict=False))
+    kept = [one for one, following in itertools.pairwise(boundaries) if following[1] > one[1]]
+    sizes = Counter(after[0] - before[0] for before, after in itertools.pairwise(kept))
     last = boundaries[-1]
     if not kept or not sizes or last[0] - kept[-1][0] == sizes.most_common(1)[0][0]:
         kept.append(last)
@@ -430,6 +443,11 @@ def _add_metadata(torch: Any) -> None:
             told["world_size"] = int(os.environ["WORLD_SIZE"])
     if told:
         torch.autograd._add_metadata_json("distributedInfo", json.dumps(told, default=int))
+
+
+def _is_python_thread() -> bool:
+    ident = threading.get_ident()
+    return any(thread.ident == ident for thread in threading.enumerate())
 
 
 def _is_graph_capturing() -> bool:

@@ -5,7 +5,8 @@ milliseconds off, and an operator of 0.1 ms would be told under one function in 
 next, by chance: differences between ranks where there are none. So a span never cuts an operator, and what is said of a
 place is said of it in all iterations:
 
-- The frames that all samples of a thread share (the training loop) are one span over the whole window.
+- The frames that all samples of the training thread share with its stack at the boundary where the window begins (the
+  training loop) are one span over the whole window.
 - A *gap* is a time without an operator inside of it: between operators, or within one that may call Python (a backward
   node, a dataloader's next). Gaps that lie between the same neighbours are one place. If enough samples fell into a
   place and agree, its gaps carry the frames that they agree on, from edge to edge.
@@ -57,10 +58,11 @@ def fitted(threads: list[Thread], events: dict[int, list[HostEvent]], begin_ns: 
     found: list[Span] = []
     for thread in threads:
         samples = [sample for sample in thread.samples if begin_ns <= sample[0] <= end_ns]
-        if thread.is_off_path:
+        if thread.outer is None:
             _runs(found, thread.tid, samples)
         elif samples:
-            _between(found, thread.tid, samples, events.get(thread.tid, []), begin_ns, end_ns)
+            loop = _agreed([thread.outer, *(stack for _, stack in samples)], 1.0)
+            _between(found, thread.tid, loop, samples, events.get(thread.tid, []), begin_ns, end_ns)
     return found
 
 
@@ -79,13 +81,13 @@ def _runs(found: list[Span], tid: int, samples: list[tuple[int, tuple[CodeType, 
 def _between(
     found: list[Span],
     tid: int,
+    loop: tuple[CodeType, ...],
     samples: list[tuple[int, tuple[CodeType, ...]]],
     events: list[HostEvent],
     begin_ns: int,
     end_ns: int,
 ) -> None:
     """A thread on the path."""
-    loop = _agreed([stack for _, stack in samples], 1.0)
     _add(found, tid, begin_ns, end_ns, loop, -1)
     last = len(found) - 1 if loop else -1
     times = [at for at, _ in samples]

@@ -1,8 +1,8 @@
 """Python frames of a capture, by looking at the stacks of all threads every few milliseconds while the window lasts.
 
 Not a tracer: no call is hooked and nothing is paid outside of the window. What lasts shorter than a period is seen by
-chance or not at all. `Sampler` looks, on a thread of its own, and says when the time limit of the window has passed. Used by `capture`; what the samples mean beside the
-operators of the trace is worked out by `fitting`.
+chance or not at all. `Sampler` looks, on a thread of its own, and says when the time limit of the window has passed.
+Used by `capture`; what the samples mean beside the operators of the trace is worked out by `fitting`.
 
 Threads that Kineto does not know to run Python (the autograd engine's) show as well. A thread other than the training
 one counts only while its CPU clock moves: one that waits for its queue all the time is no busy thread.
@@ -36,8 +36,9 @@ class Thread:
 
     tid: int
     """As the operating system and Kineto number it."""
-    is_off_path: bool
-    """Started by Python and not the one that trains."""
+    outer: tuple[CodeType, ...] | None
+    """Stack at the begin of the window, outermost first, if it trains; () for a thread of torch's own, which works for
+    the one that trains; None for all others."""
     samples: list[tuple[int, tuple[CodeType, ...]]]
     """When, by the wall clock in nanoseconds, and the stack, outermost first; () where it did nothing."""
 
@@ -52,6 +53,7 @@ class Sampler:
         self._is_looking = is_looking
         self._limit_s = limit_s
         self._overdue = overdue
+        self._outer: tuple[CodeType, ...] = ()
         self._ending = threading.Lock()
         self._ending.acquire()
         self._stacks: dict[tuple[CodeType, ...], int] = {}
@@ -65,7 +67,8 @@ class Sampler:
         self.thread = threading.Thread(target=self._run, name="eroica capture", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Begin to look. Called by the training thread, at a boundary."""
+        self._outer = _codes(sys._getframe())[::-1]
         self.thread.start()
 
     def stop(self) -> None:
@@ -98,12 +101,11 @@ class Sampler:
                 seen.append((now, self._number(frame) if self._is_at_work(ident, now) else -1))
                 self._num_samples += 1
 
-    def _number(self, frame: FrameType | None) -> int:
-        codes = []
-        while frame is not None and len(codes) < MOST_DEPTH:
-            codes.append(frame.f_code)
-            frame = frame.f_back
-        return self._stacks.setdefault(tuple(codes), len(self._stacks))
+    def _number(self, frame: FrameType) -> int:
+        return self._stacks.setdefault(_codes(frame), len(self._stacks))
+
+    def _outer_of(self, ident: int) -> tuple[CodeType, ...] | None:
+        return None if ident in self._clocks else self._outer if ident == self._training else ()
 
     def _met(self, ident: int) -> list[tuple[int, int]]:
         known = {thread.ident: thread.native_id for thread in threading.enumerate()}
@@ -126,6 +128,15 @@ class Sampler:
         """What was seen. Call it when the thread has ended."""
         stacks = [codes[::-1] for codes in self._stacks]
         return [
-            Thread(self._tids[ident], ident in self._clocks, [(at, stacks[k] if k >= 0 else ()) for at, k in samples])
+            Thread(self._tids[ident], self._outer_of(ident), [(at, stacks[k] if k >= 0 else ()) for at, k in samples])
             for ident, samples in self._samples.items()
         ]
+
+
+def _codes(frame: FrameType | None) -> tuple[CodeType, ...]:
+    """Functions on a stack, innermost first."""
+    codes: list[CodeType] = []
+    while frame is not None and len(codes) < MOST_DEPTH:
+        codes.append(frame.f_code)
+        frame = frame.f_back
+    return tuple(codes)

@@ -1,4 +1,4 @@
-"""Writes events of our own into a trace that Kineto has just exported, so that one file holds all and any viewer opens it.
+"""Writes events of our own into a trace that Kineto has just exported: one file holds all, and any viewer opens it.
 
 Works on the text: the events go behind the last one, before the bracket that closes them, so that a file of any size
 costs one short write. Not a reader of traces (that is `eroica.kineto`), and it knows one layout only, what torch's own
@@ -64,7 +64,7 @@ def base_ns(path: str) -> int:
 
 
 def host_events(path: str) -> dict[int, list[HostEvent]]:
-    """Operators and annotations of the host by thread, as they stand in the file. Empty if it is too long to look at."""
+    """Operators and annotations of the host by thread, as they stand in the file. Empty if it is too long for that."""
     found: dict[int, list[HostEvent]] = {}
     if os.path.getsize(path) > MOST_BYTES_TO_FIT:
         return found
