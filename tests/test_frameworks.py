@@ -35,7 +35,7 @@ def run(folder: Path, program: str, *arguments: str) -> list[dict[str, int]]:
     done = subprocess.run(command, env=environ, capture_output=True, text=True, cwd=folder, timeout=900)
     assert "ModuleNotFoundError" not in done.stderr, f"pip install '.[frameworks]', then again: {done.stderr[-300:]}"
     assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"')]
 
 
 def read(path: Path) -> Watch:
