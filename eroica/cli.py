@@ -1,4 +1,4 @@
-"""The command line: `eroica run`, `diagnose`, `show`, `doctor` and `demo`.
+"""The command line: `eroica run`, `diagnose`, `show`, `compare`, `doctor` and `demo`.
 
 It turns arguments into calls, and results and errors into text and exit statuses; no other module prints or exits.
 stdout holds results only; progress and messages go to stderr, progress only on a terminal. What a command needs is
@@ -24,6 +24,7 @@ from eroica import __version__
 from eroica.errors import EroicaError, UserError
 
 if TYPE_CHECKING:
+    from eroica.compare import Side
     from eroica.findings import Detail, Diagnosis
     from eroica.live import Incident
 
@@ -131,6 +132,22 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--format", choices=FORMATS, default="text", help="what stdout gets (default: text); of rings text or json"
     )
+
+    command = _command(
+        commands,
+        "compare",
+        _compare,
+        "tell what changed between two diagnoses or folders of traces",
+        "eroica compare before/diagnosis.json after/diagnosis.json --format md",
+    )
+    command.add_argument(
+        "before", type=Path, metavar="A", help="a diagnosis.json, the directory that holds it, or traces"
+    )
+    command.add_argument("after", type=Path, metavar="B", help="the same, of the later one")
+    command.add_argument(
+        "--format", choices=("text", "json", "md"), default="text", help="what stdout gets (default: text)"
+    )
+    command.add_argument("--jobs", type=_positive, default=None, metavar="N", help="processes (default: one per core)")
 
     command = _command(
         commands,
@@ -283,9 +300,6 @@ def _diagnose(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    import json
-
-    from eroica.findings import from_json
     from eroica.flights import holds_rings
     from eroica.postmortem import explanation, look, render_json, render_text
     from eroica.ring import SUFFIX
@@ -301,6 +315,16 @@ def _show(options: argparse.Namespace) -> int:
         else:
             _print_text(render_json(report, why))
         return 0
+    _print(_load(file), None, options.format)
+    return 0
+
+
+def _load(file: Path) -> Diagnosis:
+    """The diagnosis in `file`, or in the directory of that name."""
+    import json
+
+    from eroica.findings import from_json
+
     if file.is_dir():
         file = file / "diagnosis.json"
     try:
@@ -313,8 +337,36 @@ def _show(options: argparse.Namespace) -> int:
         raise UserError(f"{file} does not exist; `eroica diagnose --out DIR` writes DIR/diagnosis.json") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{file} is not JSON ({error}); name a diagnosis.json") from None
-    _print(from_json(data), None, options.format)
+    return from_json(data)
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from eroica import compare
+
+    before, after = (_side(options, path) for path in (options.before, options.after))
+    comparison = compare.compare(before, after)
+    render = {"text": compare.render_text, "json": compare.render_json, "md": compare.render_markdown}
+    _print_text(render[options.format](comparison))
     return 0
+
+
+def _side(options: argparse.Namespace, path: Path) -> Side:
+    """A diagnosis that was made before, with no more than its file holds, or one that is made of traces now."""
+    from eroica.compare import Side
+    from eroica.offline import diagnose_paths
+
+    if path.is_dir() and not (path / "diagnosis.json").exists():
+        incidents = sorted(path.glob("diagnosis-*.json"))
+        if len(incidents) > 1:
+            shown = ", ".join(one.name for one in incidents[:5])
+            raise UserError(f"{path} holds {len(incidents)} diagnoses ({shown}); name the one that is meant")
+        if incidents:
+            return Side(str(path), _load(incidents[0]), None)
+    elif path.is_dir() or path.name.startswith("diagnosis"):
+        return Side(str(path), _load(path), None)
+    with _progress() as progress:
+        jobs = options.jobs or os.cpu_count() or 1
+        return Side(str(path), *diagnose_paths([str(path)], jobs=jobs, progress=progress))
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -218,7 +218,7 @@ _MARKUP = re.compile(
 _ENTITY = {"<": "&lt;", ">": "&gt;", "&": "&amp;", "|": "&#124;", "`": "&#96;", "$": "&#36;"}
 
 
-def _prose(text: str) -> str:
+def prose(text: str) -> str:
     """Text that means only itself in Markdown, also within a table and at the start of a line."""
 
     def escaped(match: re.Match[str]) -> str:
@@ -233,7 +233,7 @@ def _code(text: str) -> str:
     text = text.strip()
     if text and not set("`|\\") & set(text):
         return f"`{text}`"
-    return f"<code>{_prose(text)}</code>" if text else "-"
+    return f"<code>{prose(text)}</code>" if text else "-"
 
 
 def _markdown_table(header: list[str], rows: list[list[str]]) -> list[str]:
@@ -246,23 +246,23 @@ def _markdown_table(header: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def _markdown_lines(diagnosis: Diagnosis, detail: Detail | None) -> Iterator[str]:
-    yield f"**{wording.kind_word(diagnosis)}:** {_prose(wording.summary(diagnosis))}"
+    yield f"**{wording.kind_word(diagnosis)}:** {prose(wording.summary(diagnosis))}"
     yield ""
     identity = to_json(diagnosis)["id"]
-    yield f"Job {_code(clean(diagnosis.job, 80))}, diagnosis `{identity}`, {_prose(wording.window(diagnosis))}."
+    yield f"Job {_code(clean(diagnosis.job, 80))}, diagnosis `{identity}`, {prose(wording.window(diagnosis))}."
     yield ""
     if not diagnosis.findings:
         seen = wording.iteration(diagnosis)
         if seen:
-            yield f"- seen: {_prose(seen)}"
+            yield f"- seen: {prose(seen)}"
         if wording.kind(diagnosis) != "no_data":
             for gap in wording.not_seen(diagnosis, detail):
-                yield f"- not seen: {_prose(gap)}"
+                yield f"- not seen: {prose(gap)}"
         yield ""
     for finding in diagnosis.findings[:MOST_FINDINGS]:
-        yield f"### {_prose(clean(finding.id, 20))}: {_prose(wording.cause(finding.cause))}"
+        yield f"### {prose(clean(finding.id, 20))}: {prose(wording.cause(finding.cause))}"
         yield ""
-        rows = [[name, _prose(value)] for name, value in wording.facts(finding, diagnosis)]
+        rows = [[name, prose(value)] for name, value in wording.facts(finding, diagnosis)]
         if finding.function is not None:
             rows[1][1] = _code(wording.function(finding.function))
         yield from _markdown_table(["", ""], rows)
@@ -270,23 +270,23 @@ def _markdown_lines(diagnosis: Diagnosis, detail: Detail | None) -> Iterator[str
         if numbers:
             yield from _markdown_table(["", "here", "peers", "expected"], [list(row) for row in numbers])
         for name, text in _evidence(finding, diagnosis):
-            yield f"- **{_prose(name)}** {_prose(text)}"
+            yield f"- **{prose(name)}** {prose(text)}"
         for text in finding.ruled_out[:8]:
-            yield f"- ruled out: {_prose(clean(text, 300))}"
+            yield f"- ruled out: {prose(clean(text, 300))}"
         yield ""
     if len(diagnosis.findings) > MOST_FINDINGS:
         yield f"{len(diagnosis.findings) - MOST_FINDINGS:,} more findings are in the JSON."
         yield ""
     loose = _loose_evidence(diagnosis)
     for name, text in loose:
-        yield f"- **{_prose(name)}** {_prose(text)}"
+        yield f"- **{prose(name)}** {prose(text)}"
     if loose:
         yield ""
     if diagnosis.consequences:
         yield "### Waiting, not slow"
         yield ""
         for item in diagnosis.consequences[:MOST_CONSEQUENCES]:
-            yield f"- {_prose(_consequence(item))}"
+            yield f"- {prose(_consequence(item))}"
         if len(diagnosis.consequences) > MOST_CONSEQUENCES:
             yield f"- {len(diagnosis.consequences) - MOST_CONSEQUENCES:,} more are in the JSON"
         yield ""
@@ -307,7 +307,7 @@ def _markdown_lines(diagnosis: Diagnosis, detail: Detail | None) -> Iterator[str
     yield ""
     for text in ([wording.iteration(diagnosis)] if diagnosis.findings else []) + wording.coverage(diagnosis):
         if text:
-            yield f"- {_prose(text)}"
+            yield f"- {prose(text)}"
 
 
 # ---- prompt
