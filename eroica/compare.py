@@ -107,7 +107,7 @@ def _length_s(side: Side) -> float | None:
 
 
 def _summary(before: Side, after: Side, length_a: float | None, length_b: float | None, floor_s: float) -> str:
-    kinds = wording.kind(before.diagnosis), wording.kind(after.diagnosis)
+    kinds = [wording.kind_word(side.diagnosis).lower() for side in (before, after)]
     kind = f"still {kinds[1]}" if kinds[0] == kinds[1] else f"{kinds[0]} before, {kinds[1]} now"
     if length_a is None or length_b is None:
         return kind
@@ -209,8 +209,8 @@ def _functions(a: Detail, b: Detail, length_a: float, length_b: float, floor_s: 
         if same_ranks and len(old) > 2:
             moves = new - old
             most = int(np.argmax(np.abs(moves)))
-            # One that moved alone would drown in the mean of a thousand.
-            if abs(moves[most]) > 3 * float(np.median(np.abs(moves))) and abs(moves[most]) >= floor_s > abs(effect):
+            # One that moved alone would drown in the mean of a thousand, and all the others wait for it.
+            if abs(moves[most]) > 3 * float(np.median(np.abs(moves))) and abs(moves[most]) >= floor_s:
                 before, after, effect = float(old[most]), float(new[most]), float(moves[most])
                 where = f"on rank {int(b.ranks[most])}"
         if abs(effect) < max(floor_s, 1e-12):
