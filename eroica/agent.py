@@ -158,9 +158,10 @@ class Agent:
             return
         # Its last words were written before it went; what `poll` saw a moment ago may be older.
         with contextlib.suppress(OSError, DataError):
-            entry.words = entry.tail.poll_words()
+            last = entry.tail.poll()
+            entry.words, entry.notes = last.words, entry.notes + last.notes
         entry.is_alive = False
-        if entry.words[ring.STATE] == ring.ARMED:
+        if entry.words[ring.STATE] == ring.ARMED or any("exception" in note for note in entry.notes):
             self._bus.publish(bus.Died(rank=rank, pid=entry.tail.identity.pid))
 
     def _tell_standing(self, entry: _Rank, rank: int) -> None:

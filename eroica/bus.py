@@ -52,7 +52,7 @@ class Noticed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Died:
-    """A rank's process has gone without saying that it reached its end."""
+    """A rank's process has gone without saying that it reached its end, or by an exception."""
 
     rank: int
     pid: int
