@@ -14,6 +14,7 @@ import pytest
 from eroica import cli, flights, postmortem
 from eroica import ring as flight
 from eroica.errors import DataError, UserError
+from eroica.flights import read_rings
 from eroica.ring import COLLECTIVE, GC, NEXT, STEP, UNTIMED, Ring, what
 from eroica.views import Process, view_of
 
@@ -228,7 +229,7 @@ def test_ranks_are_placed_by_positions_where_the_last_calls_were_not_recorded(tm
     (group,) = _report(tmp_path, {}).groups
     assert (group.sequence, group.ops) == (41, {"allreduce": "0,2", "broadcast": "3"})
     assert (group.entered, group.done, group.waiting, group.behind) == ("0,3", "2", "", {"1": "allreduce 40"})
-    flights, _ = postmortem.read_rings(tmp_path)
+    flights, _ = read_rings(tmp_path)
     views = [view_of(seen, Process(), 50 * SECOND) for seen in flights]
     calls = [[(call.op, call.sequence, call.status) for call in view.calls] for view in views]
     assert calls[1] == [("allreduce", 32, "done"), ("allreduce", 40, "unseen")]

@@ -71,8 +71,8 @@ def _loader(module: Any) -> None:
             return original(self)
         number = begin_ns = 0
         try:
-            if EVALUATION.is_on:
-                EVALUATION.passes(is_step=False)
+            if EVALUATION.models:
+                EVALUATION.at_next()
             if not getattr(self, "_num_yielded", 1):
                 options.of_loader(ring, self)
             begin_ns = monotonic_ns()
@@ -130,8 +130,8 @@ class _Steps:
             depth = RECORDER.depth
             RECORDER.depth = depth + 1
             if not depth:
-                if EVALUATION.is_on:
-                    EVALUATION.passes(is_step=True)
+                if EVALUATION.models:
+                    EVALUATION.at_step()
                 self.begin_ns = monotonic_ns()
                 steps = RECORDER.num_steps
                 source = _numbers.get(id(optimizer)) or _number(optimizer)
@@ -254,7 +254,6 @@ _PLACES: dict[str, Callable[[Any], None]] = {
     "collectives": _distributed,
     "profiler": _profiler,
     "dynamo": _dynamo,
-    "modules": phases.modules,
     "serialization": phases.serialization,
     "saver": phases.saver,
     "restorer": phases.restorer,

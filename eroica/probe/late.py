@@ -37,7 +37,6 @@ HOOKED = {
     "torch.distributed.distributed_c10d": "collectives",
     "torch.autograd.profiler": "profiler",
     "torch._dynamo.trace_rules": "dynamo",
-    "torch.nn.modules.module": "modules",
     "torch.serialization": "serialization",
     "torch.distributed.checkpoint.state_dict_saver": "saver",
     "torch.distributed.checkpoint.state_dict_loader": "restorer",

@@ -2,6 +2,7 @@
 
 They are read where they are given: from the iterator of a loader at its first batch, from a DistributedDataParallel
 that was just made, from the arguments of `fully_shard`. What lies deeper (schedules, hooks of communication) is left.
+The models of both are those whose mode tells evaluation (`phases`).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from eroica.probe.phases import wrapped_everywhere
+from eroica.probe.phases import EVALUATION, wrapped_everywhere
 from eroica.probe.recorder import RECORDER
 from eroica.ring import Ring
 
@@ -32,7 +33,7 @@ def data_parallel(module: Any) -> None:
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        _keep("ddp", {name: getattr(self, name, None) for name in _DDP})
+        _keep("ddp", {name: getattr(self, name, None) for name in _DDP}, getattr(self, "module", None))
 
     module.DistributedDataParallel.__init__ = __init__
 
@@ -53,6 +54,8 @@ def fully_shard(module: Any) -> None:
                     "reduce_dtype": str(getattr(precision, "reduce_dtype", None)),
                     "offload": type(offload).__name__ if offload is not None else None,
                 },
+                args[0] if args else kwargs.get("module"),
+                replaces=True,  # the layers come first, the root last
             )
             return result
 
@@ -61,9 +64,11 @@ def fully_shard(module: Any) -> None:
     wrapped_everywhere(module, "fully_shard", make)
 
 
-def _keep(kind: str, values: Mapping[str, object]) -> None:
+def _keep(kind: str, values: Mapping[str, object], model: Any, replaces: bool = False) -> None:
     try:
         if not RECORDER.is_off:
+            if hasattr(model, "training"):
+                EVALUATION.follow(model, replaces)
             RECORDER.environment.option(RECORDER.ring, kind, values)
     except Exception as error:
         RECORDER.fail(error)

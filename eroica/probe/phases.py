@@ -4,13 +4,13 @@
     compile         from the first to the last of the compiler's own start and end signals that overlap
     rendezvous      init_process_group, new_group
     teardown        destroy_process_group; of the whole job a note `leaving`, too, so that noise after it is no hang
-    evaluation      from `module.eval()` on a module in training mode until the next batch or step that finds it back in
-                    training mode, or a step at all, or teardown
+    evaluation      from a batch that finds all models of the job (DistributedDataParallel, `fully_shard`) in evaluation
+                    mode, until a batch that finds one in training mode, a step, or teardown
 
-Evaluation is told by `eval()` since `no_grad` and `inference_mode` are all over training itself (metrics, moving
-averages, clipping). `train()` is not hooked: it recurses through all submodules and many loops call it in each step.
-A teacher that is only ever evaluated is in training mode once, and that phase ends at the next step. It is wrong for
-loops that switch one of their modules to evaluation and back inside of each step; such phases are short.
+Evaluation is told by the mode of models and not by `no_grad` or `inference_mode`, which are all over training itself
+(metrics, moving averages, clipping). `Module.eval` and `Module.train` are not hooked: the compiler traces through them,
+and many loops call them in each step. So a job without these wrappers has no such phase; its evaluation is seen by
+whoever reads which loader the batches come from.
 
 `compile` and `evaluation` may begin on one thread and end on another, so the records are kept here and not on a stack.
 Functions that a script imported by name before `import eroica` are replaced in torch's modules and in `__main__`, not
@@ -33,6 +33,9 @@ from eroica.ring import PHASE, PHASES, Ring, what
 
 MOST_NOTES = 16
 """Notes on leaving that one process makes; a ring has little room, and some tests form and end jobs by the hundred."""
+
+MOST_MODELS = 8
+"""Models that are asked for their mode at each batch."""
 
 _counts: Counter[str] = Counter()
 
@@ -72,8 +75,8 @@ def wrap(module: Any, function: str, name: str, *, arms: bool = False) -> None:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if name == "teardown" and EVALUATION.is_on:
-                EVALUATION.passes(is_step=True)
+            if name == "teardown":
+                EVALUATION.over()
             begun = begin(name, arms=arms)
             if name == "teardown":
                 _leaves(begun, args, kwargs)
@@ -167,38 +170,44 @@ def compiler(module: Any) -> None:
 
 
 class Evaluation:
-    """The evaluation under way."""
+    """The models that are trained here, and the evaluation under way."""
 
     def __init__(self) -> None:
-        self.is_on = False
+        self.models: list[Callable[[], Any]] = []
         self._begun: tuple[Ring, int, int] | None = None
-        self._module: Callable[[], Any] = lambda: None
+        self._is_on = False
+        self._is_blind = False
+        """Steps are made in evaluation mode (frozen statistics): it says nothing until training mode is seen again."""
 
-    def begins(self, module: Any) -> None:
-        """`module` is about to be switched to evaluation. Raises nothing."""
-        if not self.is_on and module.training:
-            begun = begin("evaluation")
-            if begun is not None:
-                self._begun, self._module, self.is_on = begun, weakref.ref(module), True
+    def follow(self, model: Any, replaces: bool = False) -> None:
+        """`model` was made ready for training with others; `replaces`: it is the whole of which others were parts."""
+        if replaces:
+            self.models.clear()
+        self.models.append(weakref.ref(model))
+        del self.models[:-MOST_MODELS]
 
-    def passes(self, is_step: bool) -> None:
-        """A batch is asked for, or a step (or the teardown) begins; called only while `is_on`. Raises nothing."""
-        module = self._module()
-        if is_step or module is None or module.training:
-            self.is_on = False
+    def at_next(self) -> None:
+        """A batch is asked for; called only if there are models."""
+        modes = [model.training for model in (known() for known in self.models) if model is not None]
+        if not modes or any(modes):
+            self._is_blind = False
+            self.over()
+        elif not (self._is_on or self._is_blind):
+            self._begun, self._is_on = begin("evaluation"), True
+
+    def at_step(self) -> None:
+        """A step begins; called only if there are models."""
+        if self._is_on:
+            self._is_blind = not any(
+                model.training for model in (known() for known in self.models) if model is not None
+            )
+            self.over()
+
+    def over(self) -> None:
+        """The end, if one is under way."""
+        if self._is_on:
+            self._is_on = False
             end(self._begun)
 
 
 EVALUATION = Evaluation()
-
-
-def modules(module: Any) -> None:
-    """`torch.nn.modules.module`."""
-    original = module.Module.eval
-
-    @functools.wraps(original)
-    def eval(self: Any) -> Any:
-        EVALUATION.begins(self)
-        return original(self)
-
-    module.Module.eval = eval
