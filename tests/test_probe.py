@@ -149,7 +149,7 @@ RECORDER.thrift.mask = 1
 dist.barrier(pending)
 dist.destroy_process_group()
 RECORDER.thrift.look(64, time.monotonic_ns())
-RECORDER.thrift.spent_ns += 10**9
+RECORDER.thrift.recorded_ns += 10**9
 RECORDER.num_steps = 128
 RECORDER.look(RECORDER.ring)
 """

@@ -151,7 +151,7 @@ def _kernel(torch: Any, distributed: Any, name: str) -> Callable[..., Any]:
                 ring.end(number, now_ns - begin_ns, raised)
                 if line.position:
                     ring.words[line.position + DONE] = sequence
-                thrift.spent_ns += monotonic_ns() - now_ns
+                thrift.recorded_ns += monotonic_ns() - now_ns
             except Exception as error:
                 recorder.fail(error)
             finally:
@@ -198,13 +198,15 @@ def _kernel(torch: Any, distributed: Any, name: str) -> Callable[..., Any]:
                     words[position + NUM_BYTES] = num_bytes
                     words[position + BEGIN] = begin_ns
                     words[position + ENTERED] = sequence << 8 | op
+                placed_ns = monotonic_ns()
+                thrift.placed_ns += placed_ns - begin_ns
                 if not position or not (recorder.num_steps or recorder.num_nexts) & thrift.mask:
                     is_timed = has_future and group.is_timed and tensor is not None and tensor.is_cpu
                     kinds = timed_kinds if is_timed or op == _MONITORED else untimed_kinds
                     if tensor is not None:
                         kinds |= dtypes.get(tensor.dtype, 0) << 16
                     number = ring.begin(kinds, begin_ns, peer, group.key, sequence, num_bytes, recorder.num_steps)
-                thrift.spent_ns += monotonic_ns() - begin_ns
+                    thrift.recorded_ns += monotonic_ns() - placed_ns
         except Exception as error:
             number, is_timed = 0, False
             recorder.fail(error)
@@ -219,7 +221,7 @@ def _kernel(torch: Any, distributed: Any, name: str) -> Callable[..., Any]:
             try:
                 handed_ns = monotonic_ns()
                 follow(ring, number, begin_ns, line, sequence, result)
-                thrift.spent_ns += monotonic_ns() - handed_ns
+                thrift.recorded_ns += monotonic_ns() - handed_ns
             except Exception as error:
                 recorder.fail(error)
         elif op == _MONITORED:

@@ -2,9 +2,9 @@
 
 Recording a call and the end of it costs some microseconds, which hurts jobs with thousands of collectives per step.
 When the sum of some steps is above `SHARE` of their time, collectives are recorded in one step of N only; in the others
-a call leaves its position in the ring (`Ring.position`) and no record. N is a power of two and a step is recorded where
-its number is a multiple of N: a rank with a larger N records a part of what others record, so the steps fit over ranks
-without a word between them. No clock here: moments are arguments. Used by the recorder.
+a call leaves its position in the ring (`Ring.position`), at a fifth of the cost, and no record. N is a power of two and
+a step is recorded where its number is a multiple of N: a rank with a larger N records a part of what others record, so
+the steps fit over ranks without a word between them. No clock here: moments are arguments. Used by the recorder.
 
 The sum holds what the lines of the hooks take. It cannot hold what torch takes to hand a call to Python and back, some
 10 us per collective (`bench/probe.py` measures it), which recording less does not save.
@@ -14,8 +14,11 @@ from __future__ import annotations
 
 SHARE = 0.001
 """Of the time of a step: the most that the hooks may cost."""
-RELAXED_SHARE = 0.0003
-"""Below this, twice as many steps are recorded. Under half of `SHARE`, so that N does not swing."""
+LEAST_SHARE_OF_PLACES = 1 / 8
+"""Where positions alone cost more than `SHARE`, records may cost this part of them: fewer would save next to nothing."""
+RELAXED = 0.3
+"""Below this part of what they may cost, records are made in twice as many steps. Under a half, so that N does not
+swing."""
 LOOK_EVERY = 32
 """Steps between two looks, the first of which comes after the first step and only begins the count: by then groups have
 been met, and much was compiled and allocated."""
@@ -30,14 +33,22 @@ class Thrift:
     """See the module. Steps are the raw count, of nexts where a job has no steps that we can see."""
 
     def __init__(self) -> None:
-        self.spent_ns = 0
-        """What the hooks have cost. Raised by all hooks without a lock: a lost addition is no harm."""
+        self.placed_ns = 0
+        """What all calls have cost, recorded or not. Raised by all hooks without a lock: a lost addition is no harm."""
+        self.recorded_ns = 0
+        """What records have cost on top of that."""
+        self.steps_ns = 0
+        """What the hooks on steps have cost."""
         self.one_step_in = 1
         self.mask = 0
         """`one_step_in` - 1: a step is recorded where `step & mask` is 0."""
         self._since_step = -1
-        self._since_ns = 0
-        self._spent_then_ns = 0
+        self._since_ns = self._placed_then_ns = self._recorded_then_ns = 0
+
+    @property
+    def spent_ns(self) -> int:
+        """The whole sum."""
+        return self.placed_ns + self.recorded_ns + self.steps_ns
 
     def look(self, step: int, now_ns: int) -> bool:
         """Count what was spent until `step` and think again; True if `one_step_in` has changed."""
@@ -45,20 +56,24 @@ class Thrift:
         if self._since_step < 0 or num_steps <= 0:
             self._begin(step, now_ns)
             return False
-        self.spent_ns += STEP_HOOKS_NS * min(num_steps, LOOK_EVERY)
+        self.steps_ns += STEP_HOOKS_NS * min(num_steps, LOOK_EVERY)
         if num_steps < 2 * self.one_step_in:  # one recorded step and its like may not decide alone
             return False
-        share = (self.spent_ns - self._spent_then_ns) / max(now_ns - self._since_ns, 1)
+        passed_ns = max(now_ns - self._since_ns, 1)
+        placed = (self.placed_ns - self._placed_then_ns + STEP_HOOKS_NS * num_steps) / passed_ns
+        recorded = (self.recorded_ns - self._recorded_then_ns) / passed_ns
+        may = max(SHARE - placed, placed * LEAST_SHARE_OF_PLACES)
         before = self.one_step_in
-        if share > SHARE:
-            while share > SHARE and self.one_step_in < MOST:
+        if recorded > may:
+            while recorded > may and self.one_step_in < MOST:
                 self.one_step_in *= 2
-                share /= 2
-        elif share < RELAXED_SHARE and self.one_step_in > 1:
+                recorded /= 2
+        elif recorded < RELAXED * may and self.one_step_in > 1:
             self.one_step_in //= 2
         self.mask = self.one_step_in - 1
         self._begin(step, now_ns)
         return self.one_step_in != before
 
     def _begin(self, step: int, now_ns: int) -> None:
-        self._since_step, self._since_ns, self._spent_then_ns = step, now_ns, self.spent_ns
+        self._since_step, self._since_ns = step, now_ns
+        self._placed_then_ns, self._recorded_then_ns = self.placed_ns, self.recorded_ns
