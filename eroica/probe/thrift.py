@@ -15,7 +15,7 @@ from __future__ import annotations
 SHARE = 0.001
 """Of the time of a step: the most that the hooks may cost."""
 LEAST_SHARE_OF_PLACES = 1 / 8
-"""Where positions alone cost more than `SHARE`, records may cost this part of them: fewer would save next to nothing."""
+"""Where positions alone cost more than `SHARE`, records may cost this part of them: fewer would save nothing."""
 RELAXED = 0.3
 """Below this part of what they may cost, records are made in twice as many steps. Under a half, so that N does not
 swing."""
