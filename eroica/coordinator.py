@@ -180,6 +180,7 @@ class Coordinator:
         self._number = 0
         self._generation = 0
         self._dead: set[int] = set()
+        self._is_crash_told = False
         self._again: _Again | None = None
 
     def handle(self, message: Message, now_ns: int) -> None:
@@ -189,9 +190,10 @@ class Coordinator:
         elif isinstance(message, Noticed):
             self._notice(message.rank, message.trigger, now_ns)
         elif isinstance(message, Died):
-            if message.rank not in self._dead:
-                self._dead.add(message.rank)
+            # Those that die after the first do so because of it, as a rule: the launcher ends them.
+            if message.rank not in self._dead and not self._is_crash_told:
                 self._look_at(message.rank, None, now_ns)
+            self._dead.add(message.rank)
         elif isinstance(message, Answered):
             self._answered(message, now_ns)
         elif isinstance(message, Summarized):
@@ -246,6 +248,7 @@ class Coordinator:
             self._generation = standing.generation
             self.standings.clear()
             self._dead.clear()
+            self._is_crash_told = False
             self._wanted = self._again = None
             self._leave(now_ns)
         if standing.generation == self._generation:
@@ -456,7 +459,10 @@ class Coordinator:
         self.look = None
         num = self._again.num if self._again is not None else 0
         self._again = None
-        if not self._on_look(look) and look.trigger is not None:
+        is_explained = self._on_look(look)
+        if look.trigger is None:
+            self._is_crash_told = is_explained
+        elif not is_explained:
             # Silent, and nothing to be said about it yet (a save within its limit): once more, later and later.
             wait_s = self.policy.look_later_s * 2 ** min(num, 5)
             self._again = _Again(look.rank, look.trigger, now_ns + round(wait_s * 1e9), num + 1)

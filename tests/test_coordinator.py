@@ -351,6 +351,20 @@ def test_a_death_is_looked_at_once_and_reported_once() -> None:
     look = [message for message in job.sent if isinstance(message, LookCloser)]
     job.tell(Looked(look=look[0].look, host="a", views=()))
     assert len(look) == 1 and len(job.looks) == 1
+    job.tell(Died(rank=2, pid=8))
+    assert job.count_of(LookCloser) == 1  # it went because rank 1 did
+    job.stand(3, generation=1)
+    job.tell(Died(rank=2, pid=9))
+    assert job.count_of(LookCloser) == 2
+
+
+def test_a_death_without_an_explanation_does_not_hide_the_next() -> None:
+    job = Job(explains=False)
+    job.stand(50)
+    job.tell(Died(rank=1, pid=7))
+    job.tell(Looked(look=[m for m in job.sent if isinstance(m, LookCloser)][0].look, host="a", views=()))
+    job.tell(Died(rank=2, pid=8))
+    assert job.count_of(LookCloser) == 2
 
 
 def test_a_host_that_does_not_answer_is_not_waited_for_forever() -> None:
