@@ -6,9 +6,9 @@ profiler at the boundaries that were agreed on, and leaves `captures/WINDOW/rank
 it has that name. No window, no thread, no profiler, no cost.
 
 The profiler belongs to the thread that began it, so all but the file is done at hooks, on the training thread. Its stop
-and its export hold the GIL, about 2 and 1.5 us per event; the stop must be paid where it is, the export is left to the
-thread that sampled frames, so that training goes on in between. To fork and let a child export was measured and left:
-see `bench/capture.py`.
+and its export hold the GIL, about 3 and 1.5 us per event; the stop must be paid where it is, the export is left to a
+thread, so that training goes on in between. To fork and let a child export was measured and left: it adds a fork to the
+stop to save the export, and is not safe where CUDA is initialised (`bench/capture.py`).
 
 A capture that fails, fails alone: its own guard ends it, the rest of the probe goes on. The user's profiler comes
 first: while one is prepared or active no window begins, and one that begins inside of ours ends ours before.

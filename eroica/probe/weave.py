@@ -24,7 +24,7 @@ MOST_BYTES_TO_FIT = 64 << 20
 """A trace up to this length is looked through for its operators: 0.1 s for each 12 MB, beside training."""
 _HOST_EVENT = re.compile(
     rb'"ph":\s*"X",\s*"cat":\s*"(cpu_op|user_annotation)",\s*"name":\s*"((?:[^"\\]|\\.)*)",\s*"pid":\s*\d+,\s*'
-    rb'"tid":\s*(\d+),\s*"ts":\s*(\d+)(?:\.(\d+))?,\s*"dur":\s*(\d+)(?:\.(\d+))?'
+    rb'"tid":\s*(\d+),\s*"ts":\s*(\d+)(?:\.(\d{3}))?,\s*"dur":\s*(\d+)(?:\.(\d{3}))?'
 )
 _CLOSING = re.compile(rb"\s*\]\s*,\s*\"traceName\"[^\]]*\}\s*$|\s*\]\s*\}\s*$")
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d+)')
@@ -73,8 +73,9 @@ def host_events(path: str) -> dict[int, list[HostEvent]]:
     base = base_ns(path)
     for match in _HOST_EVENT.finditer(text):
         category, name, tid, ts, ts_part, dur, dur_part = match.groups()
-        begin = base + int(ts) * 1000 + int((ts_part or b"")[:3].ljust(3, b"0"))
-        end = begin + int(dur) * 1000 + int((dur_part or b"")[:3].ljust(3, b"0"))
+        # Microseconds with three decimals, or with none.
+        begin = base + int(ts + (ts_part or b"000"))
+        end = begin + int(dur + (dur_part or b"000"))
         found.setdefault(int(tid), []).append((begin, end, category == b"cpu_op", name))
     return found
 
