@@ -18,9 +18,10 @@ PLACE = ROOT / "bench" / ".peers"
 REQUIREMENTS = {
     "hta": ("HolisticTraceAnalysis==0.5.0", "pandas<3", "ijson>=3.3"),
     "json": ("orjson", "msgspec", "numpy"),
+    "traceml": ("traceml-ai",),
 }
 """Environment -> what pip installs. HTA 0.5.0 states no upper bound of pandas; on pandas 3 it is slower."""
-_SHOWN = ("HolisticTraceAnalysis", "pandas", "ijson", "orjson", "msgspec", "numpy")
+_SHOWN = ("HolisticTraceAnalysis", "pandas", "ijson", "orjson", "msgspec", "numpy", "traceml-ai")
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eroica.errors import UnavailableError, UserError
+from eroica.amend import Told, amend
+from eroica.errors import DataError, UnavailableError, UserError
+from eroica.offline import diagnose_paths
 from eroica.ondemand import BySteps, ByTime, OnDemand
 
 ROOT = Path(__file__).parents[1]
@@ -93,9 +95,9 @@ def test_nothing_can_be_asked_of_a_process_that_never_asked_or_at_a_path_that_ki
         for name in ("rank0.json.gz", "a\nACTIVITIES_ENABLED=false.json", "a#b.json"):
             with pytest.raises(UserError, match=r"ends in \.json"):
                 point.request(os.getpid(), point.folder / name, ByTime(duration_s=1))
-    for window in (lambda: BySteps(start=0, num_steps=1), lambda: BySteps(start=1, num_steps=0)):
+    for start, num_steps in ((0, 1), (1, 0), (1, 2000)):
         with pytest.raises(UserError, match="a window has 1 to 1023 steps"):
-            window()
+            BySteps(start=start, num_steps=num_steps)
     with pytest.raises(UserError, match="lasts up to 60 s"):
         ByTime(duration_s=61)
 
@@ -244,6 +246,30 @@ def traced(path: Path) -> list[str]:
     return [name for name in wanted if name.startswith("Optimizer.step#")]
 
 
+def step_ends(path: Path) -> list[tuple[int, int]]:
+    """When the optimizer steps of a trace ended, as a flight ring would have it; counted from 500."""
+    told = json.loads(path.read_text())
+    steps = (event for event in told["traceEvents"] if str(event.get("name")).startswith("Optimizer.step#"))
+    ends = sorted(told["baseTimeNanoseconds"] + round((step["ts"] + step["dur"]) * 1000) for step in steps)
+    return [(500 + number, end) for number, end in enumerate(ends)]
+
+
+def test_a_trace_that_is_cut_or_tells_its_rank_is_not_amended(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    text = '{"baseTimeNanoseconds": 0, "traceEvents": [\n{"ph": "X"}\n  ],"traceName": "/a.json" }'
+    for bad, why in ((text[:-12], "does not end"), (text.replace("{", '{"distributedInfo": {}, ', 1), "already")):
+        path.write_text(bad)
+        with pytest.raises(DataError, match=why):
+            amend(path, Told(rank=1, world_size=2))
+        assert path.read_text() == bad
+    path.write_text(text)
+    assert amend(path, Told(rank=1, world_size=2, step_ends=[(1, 5), (2, 6)])) == 0
+    told = json.loads(path.read_text())
+    assert told["distributedInfo"]["rank"] == 1 and len(told["traceEvents"]) == 1
+    with pytest.raises(DataError, match="already"):
+        amend(path, Told(rank=1, world_size=2))
+
+
 @pytest.mark.e2e
 def test_a_training_with_forked_loader_workers_records_exactly_the_steps_that_were_asked_for(
     tmp_path: Path, point: OnDemand
@@ -296,7 +322,7 @@ def test_a_training_goes_on_in_silence_when_its_agent_is_killed_or_closed_or_its
     assert agent.stdout is not None
     pid = int(agent.stdout.readline())
     os.kill(agent.pid, signal.SIGKILL)
-    agent.wait()
+    agent.communicate()
     steps = tmp_path / "killed" / "a" / "steps"
     before = [int(steps.read_text() or 0), *(job.steps() for job in jobs)]
     until(lambda: int(steps.read_text() or 0) > before[0] + 200, emptied)
@@ -315,11 +341,58 @@ def test_another_user_cannot_reach_the_training(tmp_path: Path, point: OnDemand)
     job = Job(tmp_path / "a", point)
     until(lambda: job.steps() > 5 and point.known(), point)
     (name,) = (path.name for path in point.folder.iterdir() if path.name.startswith("dynoconfigclient"))
-    code = "import os, socket, sys\nos.setgid(65534); os.setuid(65534)\n"
-    code += "socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto(b'x' * 60, sys.argv[1])"
-    for address in (f"{point.address}/{name}", str(point.folder / name)):
-        done = subprocess.run([sys.executable, "-c", code, address], capture_output=True, text=True, check=False)
+    play = "import os, socket, sys\nos.setgid(65534); os.setuid(65534)\n"
+    send = "socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).sendto(b'x' * 60, sys.argv[1])"
+    for code, what in ((send, f"{point.address}/{name}"), ("os.listdir(sys.argv[1])", str(point.folder))):
+        done = subprocess.run([sys.executable, "-c", play + code, what], capture_output=True, text=True, check=False)
         assert "PermissionError" in done.stderr
     then = job.steps()
     until(lambda: job.steps() > then + 200, point)
     job.end()
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(("fault", "culprit"), [("slow_input", 2), ("backward_delay", 1)])
+def test_the_traces_of_a_job_that_runs_none_of_our_code_name_rank_function_and_line(
+    tmp_path: Path, point: OnDemand, fault: str, culprit: int
+) -> None:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("KINETO_")}
+    environ |= point.environment(environ) | {"OMP_NUM_THREADS": "1", "EROICA": "0"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
+    command += [str(ROOT / "tests" / "ondemand_job.py"), str(tmp_path), fault, str(culprit)]
+    with (tmp_path / "log").open("wb") as log:
+        job = subprocess.Popen(command, env=environ, stdout=log, stderr=log)
+    places = [tmp_path / f"rank{rank}.pid" for rank in range(4)]
+    try:
+        until(lambda: all(place.exists() and place.read_text() for place in places), point)
+        pids = [int(place.read_text()) for place in places]
+        until(lambda: set(pids) <= set(point.known()), point)  # and the launcher: it imports torch, too
+        written = []
+        for rank, pid in enumerate(pids):
+            window = BySteps(start=1, num_steps=10, round_up=100)
+            written.append(point.request(pid, tmp_path / f"rank{rank}.json", window))
+        until(lambda: all(path.exists() for path in written), point)
+        (tmp_path / "stop").touch()
+        until(lambda: job.poll() is not None, point)
+    finally:
+        job.kill()
+        job.wait()
+    assert job.returncode == 0, (tmp_path / "log").read_text()
+    assert len({len(traced(path)) for path in written}) == 1
+    group = {"pg_name": "0", "pg_desc": "default_pg", "backend_config": "cpu:gloo", "pg_size": 4, "ranks": [0, 1, 2, 3]}
+    (tmp_path / "traces").mkdir()
+    for rank, path in enumerate(written):
+        ends = step_ends(path)
+        assert len(ends) == 10
+        assert amend(path, Told(rank=rank, world_size=4, groups=[group], step_ends=ends)) == 9
+        path.rename(tmp_path / "traces" / f"{'abcd'[rank]}.json")  # the name tells no rank, so the file must
+    diagnosis, _ = diagnose_paths([tmp_path / "traces"])
+    assert diagnosis.window.first_step == 500 and diagnosis.window.num_steps == 9
+    assert diagnosis.coverage.ranks_expected == diagnosis.coverage.ranks_reported == 4
+    (finding,) = diagnosis.findings
+    assert diagnosis.kind == "slow" and finding.ranks == str(culprit)
+    assert finding.cause == {"slow_input": "input_pipeline", "backward_delay": "host_python"}[fault]
+    assert finding.function is not None
+    script, _, line = (finding.function.location or "").rpartition(":")
+    near = (ROOT / "eroica" / "demos" / "train.py").read_text().splitlines()[int(line) - 2 : int(line) + 3]
+    assert script.endswith("train.py") and "time.sleep(self.delay_s)" in " ".join(near)
