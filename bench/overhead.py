@@ -1,7 +1,7 @@
 """python -m bench.overhead: what eroica costs a training, at rest and in a window, by both routes, the peers beside it.
 
-    python -m bench.overhead            3 rounds, 1 rank and 2 ranks (gloo, DDP); some ten minutes
-    python -m bench.overhead --quick    1 round, 1 rank
+    python -m bench.overhead            the hooks (`bench.probe`), 3 rounds of 1 rank and of 2 (gloo, DDP): 20 minutes
+    python -m bench.overhead --quick    1 round, 1 rank, no hooks
 
 Each kind is a training of its own (`overhead_job`), one after the other, in turn over the rounds; what is compared was
 measured in the same round. Not a test: it needs a machine that does nothing else, and says what load it met. Columns
@@ -27,7 +27,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench import machine, tables
+from bench import machine, probe, tables
 from bench.measure import ROOT, Failure, Spread, progress
 from bench.overhead_job import DONE, PROFILE_FROM, PROGRESS, STOP_AT, WINDOW
 from bench.peers import Environment, environment
@@ -341,6 +341,8 @@ def main(given: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(given)
     python, peer = ("", Environment("traceml", Path(), {}, "not asked for")) if arguments.no_peers else _traceml()
     tables.show_facts(machine.facts({"torch": machine.version("torch"), **peer.versions}))
+    if not arguments.quick:
+        probe.main([])
     wanted = [kind for kind in KINDS if not arguments.only or any(w in kind.name for w in ("bare", *arguments.only))]
     for size in arguments.ranks or ((1,) if arguments.quick else (1, 2)):
         runs: dict[str, list[Run]] = {kind.name: [] for kind in wanted}

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from bench.measure import Contender, Failure, Series, Spread, interleave, run
+from bench.overhead import KINDS, _measured, _tables, train
 from bench.tables import Table, Target, figure, markdown, number, plain
 from bench.traces import MAX_STEPS, Layout, grow
 from eroica.pattern import summarize
@@ -102,3 +103,30 @@ def test_tables_show_figures_targets_and_what_was_missed() -> None:
         "123",
         "12,346",
     ]
+
+
+def test_the_overhead_of_a_window_is_told_in_units_of_the_median_step_before_it() -> None:
+    # 200 steps of 10 ms; the window begins when 150 are done, its last step takes 60 ms more, the next two are late.
+    lengths = [10] * 200
+    lengths[159], lengths[160], lengths[161] = 70, 20, 30
+    ends = [sum(lengths[: i + 1]) * 1_000_000 for i in range(200)]
+    late = [(ends[100], 6_000_000), (ends[158] + 5_000_000, 55_000_000)]
+    told = {"ends": ends, "cpu": [9 * (i + 1) * 1_000_000 for i in range(200)], "late": late}
+    told |= {"over_ns": ends[-1], "import_s": 1.0, "peak_mb": 300.0}
+    written_ns = ends[161] - 1
+    run = _measured([told], 150, written_ns, ends[-1] + 500_000_000, 100)
+    assert (run.calm_ms, run.calm_cpu_ms, run.calm_gap_ms, run.exit_s) == (10, 9, 6, 0.5)
+    assert run.window["window"] == 1 and run.window["worst"] == 7 and run.window["after"] == 1
+    assert run.window["gap_ms"] == 55 and run.window["cpu_s"] == 0
+    assert run.window["written_s"] == pytest.approx(0.05)
+    (at_rest, window) = _tables(2, {"bare": [run]}, {"TraceML": "not installed"})
+    assert at_rest.notes == ("TraceML is left out: not installed",) and len(window.rows) == 1
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("name", ["bare", "on demand, no frames", "eroica in process, sampled frames"])
+def test_each_kind_of_training_of_the_overhead_bench_can_be_measured(name: str) -> None:
+    (kind,) = (kind for kind in KINDS if kind.name == name)
+    run = train(kind, 1, sys.executable, calm_steps=10)
+    assert run.calm_ms > 0 and run.peak_mb > 50
+    assert bool(run.window) == (name != "bare")
