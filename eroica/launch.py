@@ -205,11 +205,8 @@ class Job:
         if not self._arrived:
             return
         time.sleep(_TO_ARRIVE_S)
-        arrived, self._arrived = self._arrived, []
-        has_all = self._witness.seen() if self._witness is not None else _seen_by_foreground()
-        if has_all and self._witness is not None:
-            self._witness.dismiss()
-            self._witness = _Witness.call()
+        arrived, seen = self._take()
+        has_all = seen if seen is not None else _seen_by_foreground()
         for number in dict.fromkeys(arrived):
             if number not in has_all:
                 with contextlib.suppress(ProcessLookupError):
@@ -219,6 +216,25 @@ class Job:
                 signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)
                 signal.signal(number, self._arrive)
+
+    def _take(self) -> tuple[list[int], frozenset[int] | None]:
+        """The signals that have arrived, and those of them that the witness has seen; None without one.
+
+        A new witness stands there before the old one is asked, and has seen nothing when we are done: whatever comes
+        meanwhile has a witness, and none keeps a signal for which it would be asked again.
+        """
+        arrived: list[int] = []
+        seen: frozenset[int] = frozenset()
+        while True:
+            before, self._witness = self._witness, _Witness.call()
+            taken, self._arrived = self._arrived, []
+            arrived += taken
+            if before is None:
+                return arrived, None
+            seen |= before.seen()
+            before.dismiss()
+            if self._witness is None or not self._witness.seen():
+                return arrived, seen
 
     def end(self) -> None:
         """Ask the command to end, as `kill` does; for whoever started it only to look at it."""
