@@ -23,6 +23,7 @@ from eroica.captures import capture_path, summarize_capture
 from eroica.commands import Command, Frames, State, Unit, Verb, parse_answer
 from eroica.errors import DataError, EroicaError
 from eroica.marks import Watch
+from eroica.probe.environment import merged
 from eroica.ring import Record, Tail
 from eroica.samplers import open_samplers
 from eroica.samplers.evidence import counters, samples_for
@@ -46,6 +47,8 @@ class _Rank:
     words: tuple[int, ...]
     notes: list[dict[str, object]]
     has_group: bool = False
+    is_single: bool = False
+    """Its process has no rank: it counts only while no other does."""
     is_alive: bool = True
     answer: int = 0
     standing: bus.Standing | None = None
@@ -59,6 +62,14 @@ class _Rank:
         """Which of several rings of one rank number is the rank's: a program that a rank starts inherits RANK."""
         identity = self.tail.identity
         return identity.generation, self.has_group, identity.wall_ns
+
+    def take_notes(self, notes: list[dict[str, object]]) -> None:
+        """What the rank says of itself."""
+        self.notes += notes
+        self.has_group = self.has_group or any("group" in note for note in notes)
+        for note in notes:
+            if "placed" in note:
+                self.is_single = note["placed"] == "single"
 
 
 class Agent:
@@ -82,9 +93,11 @@ class Agent:
 
     def ranks(self) -> dict[int, _Rank]:
         """The rings that count: per rank the senior one of the newest start."""
-        newest = max((r.tail.identity.generation for r in self._rings.values()), default=0)
+        # A parent that looks at a batch before it spawns its ranks leaves a ring of its own.
+        entries = [entry for entry in self._rings.values() if not entry.is_single] or list(self._rings.values())
+        newest = max((entry.tail.identity.generation for entry in entries), default=0)
         chosen: dict[int, _Rank] = {}
-        for entry in self._rings.values():
+        for entry in entries:
             if entry.tail.identity.generation != newest:
                 continue
             rank = entry.words[ring.RANK]
@@ -109,8 +122,7 @@ class Agent:
                 self._refused.add(path)
                 continue
             entry.words = news.words
-            entry.notes += news.notes
-            entry.has_group = entry.has_group or any("group" in note for note in news.notes)
+            entry.take_notes(news.notes)
             for record in news.ended:
                 if record.kind in (ring.GC, ring.PHASE):
                     entry.spans.append(record)
@@ -159,7 +171,8 @@ class Agent:
         # Its last words were written before it went; what `poll` saw a moment ago may be older.
         with contextlib.suppress(OSError, DataError):
             last = entry.tail.poll()
-            entry.words, entry.notes = last.words, entry.notes + last.notes
+            entry.words = last.words
+            entry.take_notes(last.notes)
         entry.is_alive = False
         if entry.words[ring.STATE] == ring.ARMED or any("exception" in note for note in entry.notes):
             self._bus.publish(bus.Died(rank=rank, pid=entry.tail.identity.pid))
@@ -291,7 +304,7 @@ def _history(entry: _Rank, shift_ns: int) -> History:
             for record in entry.spans
             if record.begin_ns >= since_ns
         ),
-        environment=next((note for note in reversed(entry.notes) if "environment" in note), {}),
+        environment=merged(entry.notes),
     )
 
 

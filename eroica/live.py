@@ -13,6 +13,7 @@ import os
 import shutil
 import socket
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -77,10 +78,10 @@ def run(plan: Run, tell: Callable[[Incident], None], say: Callable[[str], None])
         try:
             watcher = _Watcher(plan, workspace.path, tell, say)
             return _until_end(job, watcher, plan)
-        except EroicaError as error:
-            say(f"eroica stopped watching: {error}; the job goes on")
-        except OSError as error:
-            say(f"eroica stopped watching: {error.strerror or error}; the job goes on")
+        except Exception as error:  # a fault of ours, too: the job must not lose its parent and its status to it
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            place = "" if isinstance(error, (EroicaError, OSError)) else f" ({Path(at.filename).name}:{at.lineno})"
+            say(f"eroica stopped watching: {type(error).__name__}: {error}{place}; the job goes on")
         finally:
             if watcher is not None:
                 watcher.close()

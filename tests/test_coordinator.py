@@ -10,7 +10,6 @@ from eroica.codec import write_summary
 from eroica.commands import Frames, State, Unit
 from eroica.coordinator import Coordinator, Look, Policy, Window, missing_note
 from eroica.degradation import Change, Trigger
-
 from tests.handmade import Rank, summary
 
 SECOND = 1_000_000_000
@@ -334,7 +333,7 @@ def test_a_rank_that_stands_still_is_looked_at_twice() -> None:
     job.stand(50)
     job.notice(Change.STALLED)
     assert job.count_of(LookCloser) == 1
-    first = [message for message in job.sent if isinstance(message, LookCloser)][0]
+    first = next(message for message in job.sent if isinstance(message, LookCloser))
     job.tell(Looked(look=first.look, host="a", views=()))
     assert not job.looks
     job.pass_time(1.1)
@@ -362,7 +361,7 @@ def test_a_death_without_an_explanation_does_not_hide_the_next() -> None:
     job = Job(explains=False)
     job.stand(50)
     job.tell(Died(rank=1, pid=7))
-    job.tell(Looked(look=[m for m in job.sent if isinstance(m, LookCloser)][0].look, host="a", views=()))
+    job.tell(Looked(look=next(m for m in job.sent if isinstance(m, LookCloser)).look, host="a", views=()))
     job.tell(Died(rank=2, pid=8))
     assert job.count_of(LookCloser) == 2
 
@@ -372,7 +371,7 @@ def test_a_host_that_does_not_answer_is_not_waited_for_forever() -> None:
     job.stand(50)
     job.tell(job.standing(3, 50, host="b"))
     job.tell(Died(rank=3, pid=7))
-    job.tell(Looked(look=[m for m in job.sent if isinstance(m, LookCloser)][0].look, host="a", views=()))
+    job.tell(Looked(look=next(m for m in job.sent if isinstance(m, LookCloser)).look, host="a", views=()))
     assert not job.looks
     job.pass_time(25)
     assert len(job.looks) == 1
