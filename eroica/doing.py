@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from eroica.locking import holder
 from eroica.standing import Call, Frame, RankView, Thread, last_calls, user_frame
 
 WAITING = ("call", "message", "rendezvous")
@@ -80,8 +81,10 @@ def doing(view: RankView) -> Doing:
         return Doing(view.phase, None, frame, "phase")
     if main is not None and main.frames:
         return _by_stack(view, main, frame)
-    if view.is_leaving:
+    if view.is_leaving or view.phase == "teardown":
         return Doing("leaving", None, None, "note")
+    if view.phase == "rendezvous":
+        return Doing("rendezvous", None, None, "phase")
     return _by_ring(view)
 
 
@@ -96,7 +99,7 @@ def waiting_call(view: RankView) -> Call | None:
     inside = [call for call in view.calls if call.status == "in"]
     if inside:
         return max(inside, key=lambda call: call.for_s)
-    latest = max(view.calls, key=lambda call: -call.for_s, default=None)
+    latest = min(view.calls, key=lambda call: call.for_s, default=None)
     return latest if latest is not None and latest.status == "unseen" else None
 
 
@@ -115,6 +118,10 @@ def _waits_in_call(view: RankView, main: Thread | None) -> bool:
 
 def _by_stack(view: RankView, main: Thread, frame: Frame | None) -> Doing:
     if main.waits_for:
+        owner = holder(view, main.waits_for, main)
+        if owner is not None and not owner.waits_for and _communicates(owner):
+            # Another thread holds the lock while it waits for other ranks: so does this one, then.
+            return _in_call(view, user_frame(owner), owner.frames[0].function) or Doing("lock", None, frame, "stack")
         return Doing("lock", None, frame, "stack")
     top = main.frames[0]
     if top.is_users:
@@ -147,6 +154,11 @@ def _by_stack(view: RankView, main: Thread, frame: Frame | None) -> Doing:
     if _is_queue(main.frames):
         return _around(view, main) or Doing("queue", None, frame, "stack")
     return _around(view, main) or Doing("own", None, frame, "stack")
+
+
+def _communicates(thread: Thread) -> bool:
+    top = thread.frames[0]
+    return bool(_DISTRIBUTED.search(top.file) and _COLLECTIVES.search(top.function))
 
 
 def _around(view: RankView, main: Thread) -> Doing | None:

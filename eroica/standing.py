@@ -90,7 +90,7 @@ class Call:
     for_s: float = 0.0
     """Since it began, until the rank was looked at or last wrote."""
     step: int = 0
-    """Optimizer steps that the rank had done before it."""
+    """Optimizer steps that the rank had done before it; -1 if unknown."""
     peer: int = -1
     """Other rank of a message, in the group's numbering; -1 for a collective or unknown."""
 

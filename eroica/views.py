@@ -256,7 +256,7 @@ def _call(record: Record, until_ns: int) -> Call:
         num_bytes=record.num_bytes,
         dtype=ring.DTYPES[record.dtype] if 0 < record.dtype < len(ring.DTYPES) else "",
         for_s=max(0, until_ns - record.begin_ns) / 1e9,
-        step=record.step,
+        step=record.step if record.number else -1,
         peer=record.peer,
     )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from eroica.doing import Doing
 from eroica.standing import Call, Group, RankView, last_calls
@@ -149,8 +149,10 @@ def mismatches(views: Mapping[int, RankView]) -> list[Mismatch]:
             if all(call.status == "done" for call in calls.values()):
                 continue
             variants: dict[str, set[int]] = defaultdict(set)
+            # Of calls in steps that are not recorded the type is not known; it then tells nobody apart.
+            knows_types = all(call.dtype for call in calls.values())
             for rank, call in calls.items():
-                variants[signature(call)].add(rank)
+                variants[signature(call if knows_types else replace(call, dtype=""))].add(rank)
             if len(variants) > 1:
                 ordered = sorted(variants.items(), key=lambda item: (-len(item[1]), min(item[1])))
                 group = groups.get(key) or Group(key, f"group {key[:8]}", ())
@@ -184,7 +186,7 @@ def skews(views: Mapping[int, RankView], group: str) -> dict[int, Skew]:
     of: dict[int, dict[int, int]] = defaultdict(dict)
     for rank, view in views.items():
         for call in view.calls if view.is_recording else ():
-            if call.group == group and not call.is_message:
+            if call.group == group and not call.is_message and call.step >= 0:
                 of[call.sequence][rank] = call.step
     found: dict[int, Skew] = {}
     for sequence, steps in sorted(of.items()):

@@ -118,6 +118,11 @@ def test_a_rank_that_left_a_call_out_is_told_by_the_step_in_which_it_makes_the_n
     assert "has left a call out in step 20" in found.verdict.summary
 
 
+def test_calls_of_steps_that_are_not_recorded_tell_no_rank_apart() -> None:
+    bare = _rank(1, _call(41, "unseen", dtype="", step=-1), thread=_reducing())
+    assert _said(_explained(_waiting(0), bare, _waiting(2), _waiting(3)))[1] == "unknown"
+
+
 def test_groups_in_opposite_order_are_a_deadlock_that_names_both_lines() -> None:
     first, second = Group("b" * 16, "dp", (0, 1, 2, 3)), Group("c" * 16, "tp", (0, 1, 2, 3))
     odd = _rank(0, _call(1, group=second), thread=_reducing(50), groups=(first, second))
@@ -232,6 +237,15 @@ def test_threads_that_keep_locks_from_each_other_are_a_deadlock_of_one_rank() ->
     busy = replace(late, threads=(main, replace(other, waits_for="")))
     found = _explained(busy, *(_waiting(r) for r in (0, 2, 3)))
     assert _said(found)[1] == "missing_rank" and "which thread saver holds" in found.verdict.summary
+
+
+def test_a_lock_whose_holder_waits_for_other_ranks_leads_to_those_that_do_not_come() -> None:
+    here = Frame("load", "/home/u/data.py", 10, "with a:")
+    other = replace(_reducing(60), name="reducer", is_main=False, holds=(Held("a", here),))
+    tangled = replace(_waiting(0), threads=(_thread(here, waits_for="a"), other))
+    found = _explained(tangled, _rank(1, _call(40, "done"), thread=_in(12)), _waiting(2), _waiting(3))
+    assert _said(found) == ("hang", "missing_rank", "1", "established")
+    assert {item.ranks for item in found.consequences} == {"0", "2-3"}
 
 
 def test_a_stopped_or_traced_process_is_said_so_and_never_blamed_on_its_line() -> None:

@@ -23,7 +23,6 @@ from time import monotonic_ns
 from typing import Any
 
 from eroica.job import format_ranks
-from eroica.probe.fallback import watch_leaving
 from eroica.probe.recorder import RECORDER
 from eroica.ring import (
     BEGIN,
@@ -109,7 +108,6 @@ def place(module: Any) -> None:
     names = [name.removeprefix("c10d::") for name in torch._C._dispatch_get_all_op_names()]
     for name in sorted(_SIGNATURES.keys() & set(names)):
         library.impl(name, _kernel(torch, module, name), "BackendSelect", with_keyset=True)
-    watch_leaving(module, RECORDER.leave)
     place.library = library  # type: ignore[attr-defined]  # kernels live as long as their library
 
 

@@ -1,12 +1,9 @@
-"""What a rank leaves about itself where nobody outside may look: stacks by `faulthandler`, and why it says goodbye.
+"""What a rank leaves about itself where nobody outside may look: its stacks, by `faulthandler`.
 
 At a step, at most every five seconds, the timer of `faulthandler` is set anew. If then no step comes for ten seconds,
 its C thread writes the stacks of all threads to a file beside the ring, whatever Python does: it needs no GIL. That is
 the one thread that the probe has, it sleeps, and it is not made where the user has set that timer, of which a process
 has one. It is set from the first step on; a hang before it leaves no stacks here.
-
-`destroy_process_group` is watched, too: a rank that calls it while an exception is on its way notes the exception,
-since its clean-up may then wait for ever for ranks that know nothing of it.
 
 Wrong where the user sets the timer before torch is imported, by a name that is not in the main script: theirs is lost.
 """
@@ -27,8 +24,6 @@ EVERY_NS = 5 * 10**9
 AFTER_S = 10.0
 """From the last setting: a job that stands still is written down 5 to 10 s after its last step. Steps that take longer
 are written down, too, for nothing: a millisecond of another thread, and the file is emptied at the next setting."""
-_PASSING = (StopIteration, StopAsyncIteration, GeneratorExit, SystemExit, KeyboardInterrupt)
-"""What leaves a loop without anything being wrong."""
 
 
 class Fallback:
@@ -98,23 +93,6 @@ class Fallback:
         """In a forked child: its parent's timer and file are not its own."""
         self._is_off = True
         self._file = -1
-
-
-def watch_leaving(distributed: Any, note: Callable[[BaseException | None], None]) -> None:
-    """Call `note` when the whole process group is taken down, with the exception that is on its way, if any."""
-    original = distributed.destroy_process_group
-
-    @functools.wraps(original)
-    def destroy_process_group(group: Any = None) -> Any:
-        if group is None or group is distributed.GroupMember.WORLD:
-            error = sys.exc_info()[1]
-            note(None if isinstance(error, _PASSING) else error)
-        return original(group)
-
-    package = sys.modules.get("torch.distributed")
-    for module in (distributed, package):
-        if getattr(module, "destroy_process_group", None) is original:
-            setattr(module, "destroy_process_group", destroy_process_group)  # noqa: B010  # mypy knows no such module
 
 
 FALLBACK = Fallback()

@@ -3,7 +3,7 @@
     save, load      torch.save, torch.load; torch.distributed.checkpoint's save, async_save (until it returns) and load
     compile         from the first to the last of the compiler's own start and end signals that overlap
     rendezvous      init_process_group, new_group
-    teardown        destroy_process_group
+    teardown        destroy_process_group; of the whole job a note `leaving`, too, so that noise after it is no hang
     evaluation      from a batch that finds all models of the job (DistributedDataParallel, `fully_shard`) in evaluation
                     mode, until a batch that finds one in training mode, a step, or teardown
 
@@ -30,6 +30,9 @@ from typing import Any
 
 from eroica.probe.recorder import RECORDER
 from eroica.ring import PHASE, PHASES, Ring, what
+
+MOST_NOTES = 16
+"""Notes on leaving that one process makes; a ring has little room, and some tests form and end jobs by the hundred."""
 
 MOST_MODELS = 8
 """Models that are asked for their mode at each batch."""
@@ -75,6 +78,8 @@ def wrap(module: Any, function: str, name: str, *, arms: bool = False) -> None:
             if name == "teardown":
                 EVALUATION.over()
             begun = begin(name, arms=arms)
+            if name == "teardown":
+                _leaves(begun, args, kwargs)
             try:
                 result = original(*args, **kwargs)
             except BaseException:
@@ -100,6 +105,19 @@ def wrapped_everywhere(module: Any, function: str, make: Callable[[Callable[...,
             names = getattr(other, "__dict__", None)
             if isinstance(names, dict) and names.get(function) is original:
                 names[function] = wrapper
+
+
+def _leaves(begun: tuple[Ring, int, int] | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Note that the rank leaves the job, if it is the whole of it whose groups are destroyed."""
+    if begun is None or _counts["teardown"] > MOST_NOTES:
+        return
+    group = args[0] if args else kwargs.get("group")
+    distributed = sys.modules.get("torch.distributed.distributed_c10d")
+    try:
+        if group is None or distributed is None or group is distributed.GroupMember.WORLD:
+            RECORDER.leave(sys.exc_info()[1])
+    except Exception as error:
+        RECORDER.fail(error)
 
 
 def serialization(module: ModuleType) -> None:

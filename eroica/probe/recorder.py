@@ -30,6 +30,8 @@ from eroica.ring import Ring
 
 LONG_GC_NS = 200_000
 """Collections of a younger generation are recorded from this length on, 0.2 % of a step of 100 ms. All are summed."""
+_PASSING = (StopIteration, StopAsyncIteration, GeneratorExit, SystemExit, KeyboardInterrupt)
+"""What leaves a loop without anything being wrong."""
 _MOST_TEXT = 300
 """Characters of an exception's message that a note keeps; a ring has room for some hundred such notes."""
 
@@ -141,13 +143,14 @@ class Recorder:
                 ring.note(fault=_text(error), at=_where(error.__traceback__))
 
     def leave(self, error: BaseException | None) -> None:
-        """The process group is about to be taken down, by the exception `error` or in peace."""
+        """The process group is about to be taken down, in peace or while the exception `error` is on its way: then its
+        clean-up may wait for ever for ranks that know nothing of it."""
         ring = self.ring
         if ring is None:
             return
         try:
-            entry: dict[str, object] = {"leaving": True, "clock_ns": time.monotonic_ns()}
-            if error is not None:
+            entry: dict[str, object] = {"leaving": "destroy_process_group", "clock_ns": time.monotonic_ns()}
+            if error is not None and not isinstance(error, _PASSING):
                 entry |= {"exception": _text(error), "at": _where(error.__traceback__)}
             ring.note(**entry)
         except Exception as fault:
