@@ -14,16 +14,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from eroica.doing import PHASES, Doing, doing
+from eroica.doing import PHASES, doing
 from eroica.findings import (
     Consequence,
     Coverage,
     Diagnosis,
     Evidence,
     Finding,
-    FunctionName,
     Impact,
     Iteration,
     PatternValues,
@@ -33,10 +32,22 @@ from eroica.findings import (
 from eroica.gone import departures, exit_words, followers, is_follower
 from eroica.job import format_missing, format_ranks
 from eroica.locking import entanglement
+from eroica.looking import (
+    Look,
+    awaited_by,
+    function_of,
+    late,
+    line_of,
+    name_of,
+    places,
+    skew_evidence,
+    skews_of,
+    user_frames,
+)
 from eroica.merged import chain, lines, merge
-from eroica.standing import Frame, RankView, call_site, user_frame
+from eroica.standing import RankView, user_frame
 from eroica.suspect import Suspect, some
-from eroica.waiting import Gathering, Graph, graph_of, mismatches, skews
+from eroica.waiting import Gathering, graph_of, mismatches, skews
 
 LIMIT_S = 10.0
 """A job stands still when nothing has happened on a rank for this long (design section 4: max(5 x median, 10 s)); the
@@ -45,23 +56,6 @@ PHASE_LIMIT_S = 1800.0
 """How long a save, an evaluation or a compilation may keep the others waiting: the default of group time-outs."""
 _CAUSE_OF_PHASE = {"save": "checkpoint_io", "load": "checkpoint_io", "compile": "recompilation", "evaluation": "none"}
 MOST_CONSEQUENCES = 32
-
-
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """All ranks at one moment."""
-
-    views: Mapping[int, RankView]
-    doings: Mapping[int, Doing]
-    graph: Graph
-    limit_s: float
-    phase_limit_s: float
-    world_size: int
-
-    def is_silent(self, rank: int) -> bool:
-        """Nothing has happened on it for the limit; unknown counts as silent, since nobody saw it move."""
-        silent_s = self.views[rank].silent_s
-        return silent_s is None or silent_s >= self.limit_s
 
 
 def explain(
@@ -82,14 +76,14 @@ def explain(
     if not of:
         return None
     doings = {rank: doing(view) for rank, view in of.items()}
-    look = _Look(of, doings, graph_of(of, doings, world_size), limit_s, phase_limit_s, world_size)
+    look = Look(of, doings, graph_of(of, doings, world_size), limit_s, phase_limit_s, world_size)
     suspects = _suspects(look)
     if not suspects:
         return None
     return _diagnosis(look, suspects, job, created, version, trigger, notes)
 
 
-def _suspects(look: _Look) -> list[Suspect]:
+def _suspects(look: Look) -> list[Suspect]:
     """What is wrong, surest and first cause first; empty if nothing is."""
     left = departures(look.views, look.doings, look.graph)
     if left is not None:
@@ -100,7 +94,7 @@ def _suspects(look: _Look) -> list[Suspect]:
     return found
 
 
-def _standing(look: _Look) -> list[Suspect]:
+def _standing(look: Look) -> list[Suspect]:
     """What keeps the living from moving on."""
     stuck = [
         rank for rank, done in look.doings.items() if look.is_silent(rank) and done.what not in ("ended", "leaving")
@@ -120,7 +114,7 @@ def _standing(look: _Look) -> list[Suspect]:
     return [] if broken else _alone(look, stuck)
 
 
-def _halted(look: _Look, stuck: Sequence[int]) -> list[Suspect]:
+def _halted(look: Look, stuck: Sequence[int]) -> list[Suspect]:
     """Processes that somebody stopped, or holds under a tracer: never the fault of the line that they stand in."""
     found = []
     for state, cause in (("stopped", "missing_rank"), ("traced", "profiler_overhead")):
@@ -142,7 +136,7 @@ def _halted(look: _Look, stuck: Sequence[int]) -> list[Suspect]:
     return found
 
 
-def _different(look: _Look) -> list[Suspect]:
+def _different(look: Look) -> list[Suspect]:
     """Ranks that entered another operation, size or type than the rest of their group in the same call."""
     found = []
     for case in mismatches(look.views):
@@ -152,8 +146,8 @@ def _different(look: _Look) -> list[Suspect]:
         odd = case.odd
         said = "; ".join(f"{some(who)} {'call' if len(who) > 1 else 'calls'} {what}" for what, who in case.variants)
         evidence = [Evidence(f"call {case.sequence} of {case.group.name}: {said}", "ring", {"sequence": case.sequence})]
-        evidence += _places(look, ranks)
-        evidence += _skew_evidence(look, case.group.key)
+        evidence += places(look, ranks)
+        evidence += skew_evidence(look, case.group.key)
         if odd:
             usual = case.variants[0][0]
             other = "; ".join(what for what, who in case.variants[1:])
@@ -163,7 +157,7 @@ def _different(look: _Look) -> list[Suspect]:
             if odd_skews:
                 did = "left a call out" if odd_skews[0].step > odd_skews[0].usual else "made a call more"
                 text += f"; it has {did} in step {min(odd_skews[0].step, odd_skews[0].usual)}"
-            block = next((f.block for rank in odd for f in _users(look, rank) if f.block), "")
+            block = next((f.block for rank in odd for f in user_frames(look, rank) if f.block), "")
             if block:
                 text += f"; it stands in {'an' if block == 'except' else 'a'} `{block}` block"
         else:
@@ -174,7 +168,7 @@ def _different(look: _Look) -> list[Suspect]:
         found.append(
             Suspect(
                 *("collective_mismatch", "rank" if odd else "group", odd or ranks, level, text, tuple(evidence)),
-                function=_function(look, min(odd or ranks)),
+                function=function_of(look, min(odd or ranks)),
                 advice="make every rank issue the same calls in the same order: look for a condition on rank or its "
                 "data around these lines",
             )
@@ -182,7 +176,7 @@ def _different(look: _Look) -> list[Suspect]:
     return found
 
 
-def _circles(look: _Look) -> list[Suspect]:
+def _circles(look: Look) -> list[Suspect]:
     """Ranks that wait for one another: groups used in opposite order, sends and receives that face each other."""
     found = []
     for circle in look.graph.circles:
@@ -194,7 +188,7 @@ def _circles(look: _Look) -> list[Suspect]:
         parts = []
         for meeting in meetings[:6]:
             here = frozenset(meeting.calls) & ranks
-            at = {_line_of(look, rank) for rank in here} - {""}
+            at = {line_of(look, rank) for rank in here} - {""}
             parts.append(f"{some(here)} in {meeting.what}" + (f" ({', '.join(sorted(at)[:3])})" if at else ""))
         odd = _minority(meetings, ranks)
         text = f"{' while '.join(parts)}: each waits for the other"
@@ -205,13 +199,13 @@ def _circles(look: _Look) -> list[Suspect]:
                 {"inside": format_ranks(meeting.calls), "behind": format_ranks(meeting.behind)},
             )
             for meeting in meetings[:6]
-        ] + _places(look, ranks)
+        ] + places(look, ranks)
         is_seen = all(look.doings[rank].by == "stack" for rank in ranks)
         found.append(
             Suspect(
                 *("deadlock", "rank" if odd else "group", odd or ranks, "established" if is_seen else "supported"),
                 *(text, tuple(evidence)),
-                function=_function(look, min(odd or ranks)),
+                function=function_of(look, min(odd or ranks)),
                 advice="use the groups in one order on all ranks, and send before receiving on one side of each pair",
             )
         )
@@ -224,7 +218,7 @@ def _minority(meetings: Sequence[Gathering], ranks: frozenset[int]) -> frozenset
     return ranks - most if len(most) * 2 > len(ranks) else frozenset()
 
 
-def _ends(look: _Look) -> list[Suspect]:
+def _ends(look: Look) -> list[Suspect]:
     """Whoever the walk from the waiting ranks leads to."""
     by_fault: dict[tuple[str, str, str, str, str], list[tuple[int, Suspect]]] = defaultdict(list)
     found: list[Suspect] = []
@@ -252,16 +246,23 @@ def _ends(look: _Look) -> list[Suspect]:
     return [_no_data(look, blind)] if blind else found[:4]
 
 
-def _culprit(look: _Look, rank: int) -> Suspect:
+def _culprit(look: Look, rank: int) -> Suspect:
     """What is wrong with a rank that others wait for and that waits for no rank."""
     view, done = look.views[rank], look.doings[rank]
     who = some([rank])
-    line = _line_of(look, rank)
+    line = line_of(look, rank)
     at = f" at {line}" if line else ""
-    evidence = [_late(look, rank), *_places(look, [rank]), *_skews_of(look, rank)]
-    function = _function(look, rank)
+    evidence = [late(look, rank), *places(look, [rank]), *skews_of(look, rank)]
+    function = function_of(look, rank)
     if done.what == "unknown":
         return _no_data(look, {rank})
+    if done.what == "exception":
+        text = f"{who}: left by {view.exception}, while the others wait for it"
+        return Suspect(
+            *("nic_or_host_network", "rank", frozenset({rank}), "hypothesis", text, tuple(evidence)),
+            kind="hang" if view.state == "running" else "crash",
+            advice="look at the network of its host: nobody else is seen to have gone before it",
+        )
     if done.what in PHASES:
         lasts_s = view.phase_s or view.silent_s or 0.0
         over = lasts_s > look.phase_limit_s
@@ -322,19 +323,19 @@ def _culprit(look: _Look, rank: int) -> Suspect:
         return Suspect(
             *("gil_contention", "rank", frozenset({rank}), "supported", text),
             tuple([*evidence, Evidence(text, "stack", {})]),
-            _name(gil.frames[0], user_frame(gil)) if gil.frames else None,
+            name_of(gil.frames[0], user_frame(gil)) if gil.frames else None,
             advice="have the extension release the GIL while it works or waits",
         )
     holding = ", holding the GIL" if gil is not None else ""
     if done.by == "stack":
         main = view.main
         inside = f" in {main.frames[0].function}" if main is not None and main.frames else ""
-        text = f"{who}: has not come to {_awaited(look, rank)}; it is{inside}{at}{holding}"
+        text = f"{who}: has not come to {awaited_by(look, rank)}; it is{inside}{at}{holding}"
         if view.is_leaving:
             text += "; it has taken its process group down"
         level = "established" if view.silent_s is not None and view.is_recording else "hypothesis"
     else:
-        text = f"{who}: has not come to {_awaited(look, rank)}; {_without_stack(view)}"
+        text = f"{who}: has not come to {awaited_by(look, rank)}; {_without_stack(view)}"
         level = "supported" if view.silent_s is not None else "hypothesis"
     return Suspect(
         *("missing_rank", "rank", frozenset({rank}), level, text, tuple(evidence), function),
@@ -350,7 +351,7 @@ _PHASE_WORDS = {
 }
 
 
-def _transport(look: _Look, gathering: Gathering) -> Suspect:
+def _transport(look: Look, gathering: Gathering) -> Suspect:
     """All have entered and nobody is through. Never a missing rank."""
     ranks = frozenset(gathering.calls)
     hosts = {look.views[rank].host for rank in ranks} - {""}
@@ -362,15 +363,15 @@ def _transport(look: _Look, gathering: Gathering) -> Suspect:
         text += f"; {len(others)} more communications are in flight"
     return Suspect(
         *(cause, "group", ranks, "hypothesis" if cause != "unknown" else "unknown", text),
-        (Evidence(text, "ring", {"inside": format_ranks(ranks)}), *_places(look, ranks)),
-        function=_function(look, min(ranks)),
+        (Evidence(text, "ring", {"inside": format_ranks(ranks)}), *places(look, ranks)),
+        function=function_of(look, min(ranks)),
         advice="look at the transport between these ranks: links, firewalls, peer-to-peer access; and at communicators "
         "that are used at the same time",
         ruled_out=("a missing rank: all have entered", "different calls: operation, size and type agree"),
     )
 
 
-def _no_data(look: _Look, ranks: Iterable[int]) -> Suspect:
+def _no_data(look: Look, ranks: Iterable[int]) -> Suspect:
     blind = frozenset(ranks)
     text = f"{some(blind)} left no data that tells where they stand, and everybody else waits"
     if len(blind) == 1:
@@ -383,7 +384,7 @@ def _no_data(look: _Look, ranks: Iterable[int]) -> Suspect:
     )
 
 
-def _alone(look: _Look, stuck: Sequence[int]) -> list[Suspect]:
+def _alone(look: Look, stuck: Sequence[int]) -> list[Suspect]:
     """Ranks stand still, and none of them waits for another."""
     by_fault: dict[tuple[str, str, str], list[tuple[int, Suspect]]] = defaultdict(list)
     for rank in stuck:
@@ -397,21 +398,20 @@ def _alone(look: _Look, stuck: Sequence[int]) -> list[Suspect]:
     if len(stuck) < len(look.views):
         return []  # the others move on and nobody waits: a job without collectives, or one that is about to meet
     text = f"nothing happens on {some(stuck)}, and none of them waits for another rank"
-    places = _places(look, stuck)
     is_seen = any(look.views[rank].threads for rank in stuck)
     if is_seen:
-        text += f"; {some(stuck[:1])}: {_line_of(look, stuck[0]) or look.doings[stuck[0]].what}"
+        text += f"; {some(stuck[:1])}: {line_of(look, stuck[0]) or look.doings[stuck[0]].what}"
     return [
         Suspect(
             *("unknown", "all", frozenset(stuck), "unknown", text),
-            (Evidence(text, "ring", {}), *places),
-            function=_function(look, stuck[0]),
+            (Evidence(text, "ring", {}), *places(look, stuck)),
+            function=function_of(look, stuck[0]),
             advice="a long computation looks the same from outside: look at the lines in the evidence",
         )
     ]
 
 
-def _joined(look: _Look, group: Sequence[tuple[int, Suspect]]) -> Suspect:
+def _joined(look: Look, group: Sequence[tuple[int, Suspect]]) -> Suspect:
     """Ranks with one and the same fault are one finding."""
     if len(group) == 1:
         return group[0][1]
@@ -427,79 +427,12 @@ def _joined(look: _Look, group: Sequence[tuple[int, Suspect]]) -> Suspect:
     )
 
 
-def _awaited(look: _Look, rank: int) -> str:
-    awaited = [g for g in look.graph.gatherings.values() if rank in g.behind]
-    return max(awaited, key=lambda g: len(g.calls)).what if awaited else "where the others wait"
-
-
-def _late(look: _Look, rank: int) -> Evidence:
-    """What the ring says of a rank that others wait for."""
-    view = look.views[rank]
-    awaited = [gathering for gathering in look.graph.gatherings.values() if rank in gathering.behind]
-    texts = []
-    for gathering in sorted(awaited, key=lambda g: -len(g.calls))[:3]:
-        since_s = max(call.for_s for call in gathering.calls.values())
-        texts.append(f"{some(gathering.calls)} in {gathering.what} for {since_s:.0f} s; rank {rank} has not entered it")
-    if view.silent_s is not None:
-        texts.append(f"nothing has happened on rank {rank} for {view.silent_s:.0f} s")
-    texts += [f"rank {rank} is in {span.what} for {span.for_s:.0f} s" for span in view.open[:3]]
-    return Evidence("; ".join(texts) or f"rank {rank} left nothing", "ring", {"rank": rank, "steps": view.num_steps})
-
-
-def _skews_of(look: _Look, rank: int) -> list[Evidence]:
-    groups = {gathering.group.key for gathering in look.graph.gatherings.values() if rank in gathering.behind}
-    return [item for key in sorted(groups) for item in _skew_evidence(look, key, {rank})]
-
-
-def _skew_evidence(look: _Look, group: str, only: set[int] | None = None) -> list[Evidence]:
-    found = []
-    for rank, skew in sorted(skews(look.views, group).items()):
-        if only is None or rank in only:
-            did = "has left a call out before it" if skew.step > skew.usual else "has made a call more before it"
-            found.append(
-                Evidence(
-                    f"rank {rank} made call {skew.sequence} in step {skew.step}, most in step {skew.usual}: it {did}",
-                    "ring",
-                    {"rank": rank, "sequence": skew.sequence, "step": skew.step, "usual_step": skew.usual},
-                )
-            )
-    return found[:8]
-
-
 def _without_stack(view: RankView) -> str:
     return view.no_stack or "its stack was not taken"
 
 
-def _line_of(look: _Look, rank: int) -> str:
-    return call_site(look.views[rank].main)
-
-
-def _users(look: _Look, rank: int) -> list[Frame]:
-    main = look.views[rank].main
-    return [frame for frame in main.frames if frame.is_users] if main is not None else []
-
-
-def _places(look: _Look, ranks: Iterable[int]) -> list[Evidence]:
-    """The merged stacks of these ranks."""
-    stacks = {rank: main for rank in ranks if (main := look.views[rank].main) is not None and main.frames}
-    return [Evidence(line, "stack", {}) for line in lines(merge(stacks), 6)]
-
-
-def _function(look: _Look, rank: int) -> FunctionName | None:
-    main = look.views[rank].main
-    if main is None or not main.frames:
-        return None
-    return _name(main.frames[0], look.doings[rank].frame or user_frame(main))
-
-
-def _name(inner: Frame, users: Frame | None) -> FunctionName:
-    if users is None:
-        return FunctionName("host", inner.function, inner.at)
-    return FunctionName("host", inner.function, inner.at, users.at, users.function)
-
-
 def _diagnosis(
-    look: _Look,
+    look: Look,
     suspects: Sequence[Suspect],
     job: str,
     created: str,
@@ -583,14 +516,14 @@ def _hosts(views: Mapping[int, RankView]) -> dict[str, str]:
     return {host: format_ranks(ranks) for host, ranks in sorted(by_host.items())}
 
 
-def _consequences(look: _Look, blamed: frozenset[int]) -> tuple[Consequence, ...]:
+def _consequences(look: Look, blamed: frozenset[int]) -> tuple[Consequence, ...]:
     """Who waits, by call and line."""
     found = []
     for gathering in sorted(look.graph.gatherings.values(), key=lambda g: (-len(g.calls), g.meeting)):
         by_line: dict[str, list[int]] = defaultdict(list)
         for rank in gathering.calls:
             if rank not in blamed and look.doings[rank].what in ("call", "message", "rendezvous"):
-                by_line[_line_of(look, rank)].append(rank)
+                by_line[line_of(look, rank)].append(rank)
         for line, ranks in sorted(by_line.items()):
             since_s = max(gathering.calls[rank].for_s for rank in ranks)
             whom = f" for {some(gathering.behind)}" if gathering.behind else ""

@@ -193,6 +193,18 @@ def leaves() -> None:
     reduce()
 
 
+def goodbye() -> None:
+    if RANK == 1:
+        there()
+        try:
+            raise ValueError("no such batch")
+        finally:
+            dist.destroy_process_group()
+            time.sleep(FOREVER_S)
+    there()
+    reduce()
+
+
 def killed() -> None:
     if RANK == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -278,7 +290,7 @@ FAULTS: dict[str, Callable[[], None]] = {
     f.__name__: f
     for f in (
         *(missing, backward, skipped, order, operation, size, receive, loader_worker, queue_worker, lock, raises),
-        *(cleans_up, leaves, killed, checkpoint, evaluation, gil, stopped, healthy, slow_but_moving, teardown),
+        *(cleans_up, leaves, goodbye, killed, checkpoint, evaluation, gil, stopped, healthy, slow_but_moving, teardown),
     )
 }
 

@@ -191,6 +191,13 @@ def test_a_time_out_leads_to_the_rank_that_was_waited_for() -> None:
     assert _said(found) == ("crash", "missing_rank", "1", "established")
 
 
+def test_who_left_by_an_error_of_its_network_and_is_waited_for_is_a_hypothesis() -> None:
+    lost = "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:1"
+    first = replace(_rank(1, _call(40, "failed")), state="ended", exception=lost, silent_s=None)
+    found = _explained(_waiting(0), first, _waiting(2), _waiting(3))
+    assert _said(found) == ("crash", "nic_or_host_network", "1", "hypothesis")
+
+
 def test_saving_evaluation_and_compiling_are_pauses_until_their_limit() -> None:
     saving = _thread(
         Frame("write", "/home/u/store.py", 5, "self.file.write(data)"),

@@ -110,6 +110,7 @@ def _halted(folder: Path, fault: str) -> Diagnosis:
         ),
         ("cleans_up", "hang", "collective_mismatch", "1", "established", r"barrier .*stands in a `finally` block"),
         ("leaves", "hang", "missing_rank", "1", "established", r"in leaves.*it has taken its process group down"),
+        ("goodbye", "hang", "exception", "1", "established", r"ValueError: no such batch at .*hang_job.py:\d+"),
         ("checkpoint", "paused", "checkpoint_io", "0", "supported", r"saves a checkpoint for .*write \(.*hang_job.py"),
         ("evaluation", "paused", "none", "0", "supported", r"evaluates for .*evaluate \(.*hang_job.py"),
         ("gil", "hang", "missing_rank", "1", "established", r"in gil at .*holding the GIL"),

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from eroica import processes, stacks
+from eroica.probe.place import prune
 from eroica.ring import Ring
 from eroica.source import Source
 from eroica.torchflight import parse_flight_recorder, read_flight_recorder
@@ -221,6 +222,16 @@ def test_an_empty_file_of_stacks_goes_with_the_process(tmp_path: Path) -> None:
         faulthandler.dump_traceback_later = original
         ring.close()
     assert not (tmp_path / "rank0-1.stacks").exists()
+
+
+def test_stacks_are_deleted_with_their_ring(tmp_path: Path) -> None:
+    for index in range(2):
+        (tmp_path / f"job{index}").mkdir()
+        for name in ("rank0-1.ring", "rank0-1.stacks"):
+            (tmp_path / f"job{index}" / name).touch()
+            os.utime(tmp_path / f"job{index}" / name, (index, index))
+    prune(tmp_path, 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["job1"]
 
 
 def test_torchs_flight_recorder_tells_positions_and_its_damage_tells_nothing(tmp_path: Path) -> None:
