@@ -359,6 +359,15 @@ def _transport(look: Look, gathering: Gathering) -> Suspect:
     cause = "nic_or_host_network" if len(hosts) > 1 else "unknown"
     text = f"all members of {gathering.group.name} ({some(gathering.group.members or ranks)}) have entered "
     text += f"{gathering.what} and nobody gets through"
+    key, sequence = gathering.meeting
+    through = {
+        view.rank
+        for view in look.views.values()
+        for call in view.calls
+        if (call.group, call.sequence, call.status) == (key, sequence, "done") and not call.is_message
+    }
+    if through:
+        text = f"{some(ranks)} do not get through {gathering.what}, which {some(through)} have behind them"
     if others:
         text += f"; {len(others)} more communications are in flight"
     return Suspect(

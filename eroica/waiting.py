@@ -112,6 +112,8 @@ def graph_of(views: Mapping[int, RankView], doings: Mapping[int, Doing], world_s
     edges: dict[Node, list[Node]] = {}
     for meeting, calls in inside.items():
         behind, unknown = _missing(meeting, where[meeting], calls, views, doings, last)
+        if not behind and not unknown and all(call.status == "failed" for call in calls.values()):
+            continue  # everybody has come: who failed here waits for nobody
         gatherings[meeting] = Gathering(meeting, where[meeting], calls, behind, unknown)
         edges[meeting] = sorted(behind)
         for rank in calls:

@@ -166,6 +166,13 @@ def test_when_all_have_entered_and_nobody_is_through_no_rank_is_missing() -> Non
     assert _said(_explained(*apart)) == ("hang", "nic_or_host_network", "0-3", "hypothesis")
 
 
+def test_a_call_that_the_others_have_behind_them_is_not_one_that_nobody_gets_through() -> None:
+    done = [_rank(r, _call(41, "done"), thread=_in(12)) for r in (0, 2, 3)]
+    found = _explained(_waiting(1), *done)
+    assert _said(found) == ("hang", "unknown", "1", "unknown")
+    assert "which ranks 0,2-3 have behind them" in found.verdict.summary
+
+
 def test_an_exception_or_a_death_comes_first_and_its_followers_are_not_blamed() -> None:
     lost = "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:1"
     follower = replace(_rank(0, _call(41, "failed")), state="ended", exception=lost, silent_s=None)
