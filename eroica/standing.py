@@ -181,9 +181,12 @@ def user_frame(thread: Thread | None) -> Frame | None:
 
 def call_site(thread: Thread | None) -> str:
     """The user's innermost line and the one that called it, since the innermost may be a helper that all pass through:
-    "reduce (train.py:5) from step (train.py:41)"; "" if there is none."""
+    "reduce (/home/u/train.py:5) from step (train.py:41)"; "" if there is none."""
     users = [frame for frame in thread.frames if frame.is_users][:2] if thread is not None else []
-    return " from ".join(f"{frame.function} ({frame.at})" for frame in users)
+    if not users:
+        return ""
+    callers = [f" from {frame.function} ({frame.at.rpartition('/')[2]})" for frame in users[1:]]
+    return f"{users[0].function} ({users[0].at})" + "".join(callers)
 
 
 def last_calls(view: RankView) -> dict[tuple[str, str, int], Call]:
