@@ -236,6 +236,7 @@ def _kinds(text: str) -> frozenset[str]:
 def _run(options: argparse.Namespace) -> int:
     from eroica.commands import Frames
     from eroica.coordinator import Policy
+    from eroica.launch import NotStartedError
     from eroica.live import Run, run
 
     words = options.words[1:] if options.words[:1] == ["--"] else options.words
@@ -247,7 +248,11 @@ def _run(options: argparse.Namespace) -> int:
         keep_captures=options.out if options.keep_captures else None,
         policy=Policy(baseline=not options.no_baseline, frames=Frames[options.frames.upper()]),
     )
-    return run(plan, _teller(options.out), lambda text: _say(f"eroica: {text}"))
+    try:
+        return run(plan, _teller(options.out), lambda text: _say(f"eroica: {text}"))
+    except NotStartedError as error:
+        _say(f"eroica run: {error}")
+        return error.status
 
 
 def _teller(folder: Path) -> Callable[[Incident], None]:
