@@ -156,8 +156,11 @@ def iterations_of(trace: Trace) -> Iterations:
     if len(rows) >= 3:
         ends = np.sort(trace.ts_ns[rows] + trace.dur_ns[rows])
         spacing = np.diff(ends)
-        # Several optimizers, or one per parameter, step in bursts: a burst ends one iteration, not many.
-        keep = np.append(spacing > 0.2 * spacing.max(), True)
+        # Several optimizers, or one per parameter, step in bursts: a burst ends one iteration, not many. A batch
+        # fetched in between says that it is none, however short it is beside one long step (a checkpoint).
+        fetches = np.sort(trace.ts_ns[_named(trace, "enumerate(DataLoader)#", (Category.ANNOTATION, Category.CPU_OP))])
+        fetched = np.diff(np.searchsorted(fetches, ends)) > 0
+        keep = np.append((spacing > 0.2 * spacing.max()) | fetched, True)
         ends = ends[keep]
         if len(ends) >= 3:
             return Iterations(ends, np.arange(len(ends) - 1), "optimizer")

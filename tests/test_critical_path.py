@@ -321,6 +321,16 @@ def test_iterations_fall_back_to_optimizer_steps_and_then_to_the_window() -> Non
     bursts = [mark("Optimizer.step#SGD.step", 10 + 30 * k + j, 1) for k in range(4) for j in range(3)]
     assert iterations_of(trace([op("aten::mm", 0, 120), *bursts])).bounds_ns.tolist() == [13, 43, 73, 103]
     assert iterations_of(trace([op("aten::mm", 3, 120)])).by == "window"
+
+
+def test_steps_with_a_batch_between_them_are_no_burst_however_short_beside_one_long_step() -> None:
+    ends = [15, 45, 75, 575, 605]
+    steps = [mark("Optimizer.step#SGD.step", end - 5, 5) for end in ends]
+    fetches = [mark("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", end + 2, 3) for end in ends[:-1]]
+    assert iterations_of(trace([op("aten::mm", 0, 700), *steps, *fetches])).bounds_ns.tolist() == ends
+
+
+def test_a_trace_without_events_has_no_critical_path() -> None:
     assert critical_spans(trace([])).explained == 0.0
 
 
