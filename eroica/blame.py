@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from eroica.causes import Cause, busy_thread, cause_of
+from eroica.causes import MORE_OPERATORS, Cause, busy_thread, cause_of, operator_ratio
 from eroica.collectives import Float64s
 from eroica.critical_path import OWN_WORK, Activity
 from eroica.localization import EFFECT_FLOOR, Localization, Roles, family_quantile, nan_median
@@ -33,9 +33,12 @@ HOST_DIFFUSE_EFFECT = 0.25
 """On CPU jobs, operators and Python that are slower all over the place name nothing that can be mended: other processes
 on a busy host do that to any rank, so a small excess of this kind is not a finding."""
 HOST_CONTENDED_EFFECT = 0.08
-"""Unless another thread of the rank is seen to compete for the interpreter."""
+"""Unless another thread of the rank is seen to compete for the interpreter, or others for its core."""
 HOST_SINGLE_EFFECT = 0.03
 """On CPU jobs one operator or Python function must cost this share of the iteration."""
+NOVEL_SHARE = 0.2
+"""Peers with less than this share of a rank's time in a function hardly have it; what merely takes longer by the noise
+of a contended interpreter, they have."""
 PART_FLOOR = 0.25
 """A second cause of the same rank must hold this share of the rank's excess, or it is a shadow of the first."""
 
@@ -163,6 +166,8 @@ def stable_rises(stacked: Stacked, roles: Roles, where: Localization, iteration_
                 rise = float(excess[m])
                 single = _single_function(stacked, where, row, activity, members[peers])
                 noisy = activity in _DIFFUSE and host_only
+                if noisy and operator_ratio(stacked, members[m : m + 1], members[peers]) >= MORE_OPERATORS:
+                    noisy = False  # it has more to do: that is no preemption
                 contended = busy_thread(stacked, members[m : m + 1], members[peers]) if noisy else ""
                 if noisy and (activity != Activity.PYTHON or single == 0 or contended):
                     effect = HOST_CONTENDED_EFFECT if contended else HOST_DIFFUSE_EFFECT
@@ -266,7 +271,14 @@ def stable_excesses(stacked: Stacked, roles: Roles, where: Localization, iterati
                 seconds[activity],
                 phase,
                 spot=_is_spot(stacked, function, here, peers, seconds[activity]),
+                novel=_is_novel(stacked, function, here, peers),
             )
+            if (
+                cause.cause == "cpu_contention"
+                and is_host_only(stacked)
+                and seconds[activity] < HOST_CONTENDED_EFFECT * float(np.median(stacked.iteration_s))
+            ):
+                continue  # every busy host does that to some rank
             coverage = min(seconds[activity] / whole, 1.0)
             if len(seconds) > 1:
                 # Several causes on one rank each explain their own part of it.
@@ -293,6 +305,14 @@ def _is_spot(stacked: Stacked, function: int | None, ranks: Indices, peers: Indi
         return False
     mine = float(np.median(stacked.beta[ranks, function] * stacked.iteration_s[ranks]))
     return mine - float(np.median(stacked.beta[peers, function] * stacked.iteration_s[peers])) >= 0.5 * excess_s
+
+
+def _is_novel(stacked: Stacked, function: int | None, ranks: Indices, peers: Indices) -> bool:
+    """The peers hardly have the function."""
+    if function is None:
+        return False
+    mine = float(np.median(stacked.beta[ranks, function] * stacked.iteration_s[ranks]))
+    return float(np.median(stacked.beta[peers, function] * stacked.iteration_s[peers])) < NOVEL_SHARE * mine
 
 
 def _gather(stacked: Stacked, roles: Roles, roots: Indices, parts: list[Excess]) -> list[Excess]:
@@ -331,6 +351,7 @@ def _gather(stacked: Stacked, roles: Roles, roots: Indices, parts: list[Excess])
             seconds,
             phase,
             spot=_is_spot(stacked, function, ranks, peers, seconds),
+            novel=_is_novel(stacked, function, ranks, peers),
         )
         gathered.append(
             Excess(

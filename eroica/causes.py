@@ -135,6 +135,49 @@ def _work_share(
     return explained / excess_s if told >= 0.3 * excess_s else float("nan")
 
 
+MORE_OPERATORS = 1.1
+"""A rank that runs the model's operators so many times as often as its peers does more of the same work; below, an
+operator more or less here and there would do it."""
+FEW_OPERATORS = 5
+"""Operators that must be seen on both sides to compare how often they run."""
+
+
+def operator_ratio(stacked: Stacked, ranks: npt.NDArray[np.intp], peers: npt.NDArray[np.intp]) -> float:
+    """How many times as often as on the peers the operators of the model run on these ranks: the median over operators.
+    NaN where too few are seen on both.
+
+    Work that is cut into pieces (micro-batches, chunks of a sequence) shows so without sizes, which most traces lack.
+    Blind to work that grows within one call.
+    """
+    named: dict[str, list[int]] = {}
+    for k, function in enumerate(stacked.functions):
+        if function.activity == Activity.OPERATOR:
+            named.setdefault(function.name, []).append(k)
+    ratios = []
+    for columns in (np.array(found, np.intp) for found in named.values()):
+        mine = np.median(np.nansum(stacked.count[np.ix_(ranks, columns)], axis=1))
+        theirs = np.median(np.nansum(stacked.count[np.ix_(peers, columns)], axis=1)) if len(peers) else 0.0
+        if mine > 0 and theirs > 0:
+            ratios.append(float(mine / theirs))
+    return float(np.median(ratios)) if len(ratios) >= FEW_OPERATORS else float("nan")
+
+
+def _more_calls(
+    stacked: Stacked,
+    ranks: npt.NDArray[np.intp],
+    peers: npt.NDArray[np.intp],
+    columns: npt.NDArray[np.intp],
+    excess_s: float,
+) -> tuple[float, float]:
+    """How many times as often the model's operators run, and the share of the excess that this explains, were time
+    proportional to it. NaN where it is not told."""
+    ratio = operator_ratio(stacked, ranks, peers)
+    if not np.isfinite(ratio) or not len(columns) or excess_s <= 0:
+        return ratio, float("nan")
+    usual_s = float(np.median(stacked.beta[np.ix_(peers, columns)].sum(1) * stacked.iteration_s[peers]))
+    return ratio, max(ratio - 1, 0.0) * usual_s / excess_s
+
+
 def _clock_ratio(
     stacked: Stacked,
     ranks: npt.NDArray[np.intp],
@@ -154,6 +197,8 @@ def _clock_ratio(
     return float(np.average(ratios, weights=weights)) if ratios and sum(weights) > 0 else float("nan")
 
 
+ON_THE_CPU = (Activity.INPUT, Activity.GC, Activity.OPERATOR, Activity.LAUNCH, Activity.PYTHON)
+"""Kinds of host time that grow where a thread waits for a core."""
 STARVATION_EXPLAINS = 0.5
 """Share of an excess that waiting for a core must explain before it is called contention."""
 
@@ -180,7 +225,24 @@ def _starved(
     )
 
 
-BUSY_THREAD = 0.2
+CROWDED = 0.7
+"""A training thread that gets less than this of the CPU time that it wants shares its core with much else. Seen on an
+idle host: above 0.9."""
+
+
+def crowding(stacked: Stacked, ranks: npt.NDArray[np.intp]) -> str:
+    """Sentence about training threads that had no core for much of the time in which they wanted one; "" otherwise."""
+    granted = np.where(stacked.mu_source == MU_SOURCES.index("cpu_granted"), stacked.mu, np.nan)[ranks]
+    weight = np.where(np.isfinite(granted), stacked.beta[ranks], 0.0)
+    if not weight.any():
+        return ""
+    share = float((np.nan_to_num(granted) * weight).sum() / weight.sum())
+    if share >= CROWDED:
+        return ""
+    return f"ready to run, the training threads of these ranks get a core {share:.0%} of the time only"
+
+
+BUSY_THREAD = 0.1
 """A thread off the path must run this much more of the window than on the peers to count as competing for the
 interpreter."""
 
@@ -209,9 +271,10 @@ def cause_of(
     excess_s: float,
     phase: Phase,
     spot: bool = True,
+    novel: bool = True,
 ) -> Cause:
     """Cause of an excess of own time of one activity. `ranks`, `peers`: row indices; `excess_s`: per iteration;
-    `spot`: one function holds most of it."""
+    `spot`: one function holds most of it; `novel`: and the peers hardly have it."""
     columns = np.array([k for k, f in enumerate(stacked.functions) if f.activity == activity], np.intp)
     direct = {
         Activity.INPUT: ("input_pipeline", "the time is spent inside of the dataloader's next"),
@@ -221,6 +284,10 @@ def cause_of(
         Activity.ALLOCATOR: ("memory_allocator", "the time is spent in device allocator calls inside of the step"),
         Activity.SYNC: ("device_sync", "the device is idle after a host call that waited for it to drain"),
     }
+    if activity in ON_THE_CPU:
+        starved = _starved(stacked, ranks, peers, columns, excess_s)
+        if starved:
+            return Cause("cpu_contention", True, starved, ())
     if activity in direct:
         cause, because = direct[activity]
         return Cause(cause, True, because, ())
@@ -233,6 +300,16 @@ def cause_of(
             (),
         )
     same_work = ("load_imbalance: the work is the same as the peers'",) if np.isfinite(share) else ()
+    if not same_work and np.isfinite(excess_s):
+        ratio, by_calls = _more_calls(stacked, ranks, peers, columns, excess_s)
+        if ratio >= MORE_OPERATORS and by_calls >= WORK_EXPLAINS:
+            return Cause(
+                "load_imbalance",
+                False,
+                f"these ranks run the model's operators {ratio:.2f} times as often as their peers: it explains "
+                f"{min(by_calls, 1):.0%} of the longer time",
+                (),
+            )
     if activity == Activity.COMPUTE:
         clock = _clock_ratio(stacked, ranks, peers, columns, "sm_clock")
         if np.isfinite(clock) and clock < CLOCK_DROP:
@@ -247,13 +324,13 @@ def cause_of(
             return Cause("host_device_copy", True, f"copies reach {ratio:.0%} of the peers' bandwidth", same_work)
         return Cause("host_device_copy", bool(same_work), "copies of the same size take longer", same_work)
     busy = busy_thread(stacked, ranks, peers)
-    if busy and activity in (Activity.OPERATOR, Activity.LAUNCH, Activity.PYTHON) and not spot:
+    if busy and activity in (Activity.OPERATOR, Activity.LAUNCH, Activity.PYTHON) and not (spot and novel):
         return Cause(
-            "gil_contention", False, f"{busy}, and all host functions of the training thread take longer", same_work
+            "gil_contention",
+            False,
+            f"{busy}, and the training thread takes longer for {'what the peers do too' if spot else 'everything'}",
+            same_work,
         )
-    starved = _starved(stacked, ranks, peers, columns, excess_s)
-    if starved and activity in (Activity.OPERATOR, Activity.LAUNCH, Activity.PYTHON):
-        return Cause("cpu_contention", True, starved, same_work)
     if activity in (Activity.OPERATOR, Activity.LAUNCH):
         cpu = _clock_ratio(stacked, ranks, peers, columns, "cpu")
         if np.isfinite(cpu) and cpu < 0.9:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from eroica.blame import PART_FLOOR, Excess, Indices, spread_of, top_function
-from eroica.causes import CLOCK_DROP, Cause, cause_of
+from eroica.causes import CLOCK_DROP, ON_THE_CPU, Cause, cause_of, crowding
 from eroica.critical_path import OWN_WORK, Activity
 from eroica.localization import EFFECT_FLOOR, Roles
 from eroica.names import Phase
@@ -115,12 +115,16 @@ def common_excess(stacked: Stacked, baseline: Stacked, iteration_s: float) -> li
 
 
 def _common_cause(stacked: Stacked, baseline: Stacked, activity: Activity) -> Cause:
+    everyone = np.arange(len(stacked), dtype=np.intp)
+    crowded = crowding(stacked, everyone) if activity in ON_THE_CPU else ""
+    if crowded and not crowding(baseline, np.arange(len(baseline), dtype=np.intp)):
+        return Cause("cpu_contention", True, crowded, ("a single rank: all are alike",))
     if activity not in (Activity.COMPUTE, Activity.OPERATOR, Activity.LAUNCH, Activity.MEMORY):
         return cause_of(
             stacked,
             activity,
-            np.arange(len(stacked), dtype=np.intp),
-            np.arange(len(stacked), dtype=np.intp),
+            everyone,
+            everyone,
             1.0,
             Phase.NONE,
         )
