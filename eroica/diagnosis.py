@@ -8,17 +8,17 @@ in `findings`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from eroica.blame import stable_excesses, too_few
 from eroica.collectives import Float64s
+from eroica.context import Context, healthy_s, recurrence_of
 from eroica.critical_path import Activity
 from eroica.detail import detail_of, waits_of
-from eroica.draft import Draft, excess_draft, finding_of, network_draft, readable_s
+from eroica.draft import Draft, excess_draft, finding_of, network_draft, readable_s, with_records
 from eroica.findings import (
     Consequence,
     Coverage,
@@ -48,23 +48,6 @@ MANY_WAIT = 0.02
 """Share of the iteration that a rank must wait to be listed among the consequences."""
 DETAIL_FUNCTIONS = 60
 """Functions that a page draws."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Context:
-    """What no trace holds; each part is optional."""
-
-    job: str = ""
-    created: str = ""
-    """ISO-8601; the caller's clock."""
-    version: str = ""
-    trigger: str = "offline"
-    baseline: Stacked | None = None
-    """The same job when it was healthy."""
-    environment: Mapping[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    """What happened on the way here: files left out, ranks numbered by hand."""
-    partial_ranks: tuple[int, ...] = ()
 
 
 def _summary(finding: Finding) -> str:
@@ -117,6 +100,11 @@ def _coverage(stacked: Stacked, roles: Roles, context: Context) -> Coverage:
     partial = sorted(lost | set(context.partial_ranks))
     explained = float(np.mean([s.coverage.explained for s in summaries])) if summaries else 0.0
     notes = list(context.notes)
+    notes.extend(
+        f"rank {record.rank} gave no complete capture: {record.state}{f', {record.reason}' if record.reason else ''}"
+        for record in context.captures
+        if record.state != "done"
+    )
     if summaries:
         events = sum(s.coverage.num_events for s in summaries)
         kernels = sum(s.coverage.num_kernels for s in summaries)
@@ -213,7 +201,7 @@ def diagnose_in_detail(stacked: Stacked, context: Context | None = None) -> tupl
     hosts: dict[str, list[int]] = {}
     for rank, host in zip(stacked.ranks.tolist(), stacked.hosts, strict=True):
         hosts.setdefault(host or "unknown", []).append(rank)
-    baseline_s = iteration_of(context.baseline) if context.baseline is not None else None
+    baseline_s = iteration_of(context.baseline) if context.baseline is not None else healthy_s(context)
     kind, verdict = _verdict(stacked, findings, coverage, usable, partial)
     marked = len(stacked) > 0 and stacked.summaries[0].steps_by != "window"
     diagnosis = Diagnosis(
@@ -269,12 +257,14 @@ def _drafts(
     pricer = Pricer(stacked, roles, iteration_s)
     excesses = stable_excesses(stacked, roles, where, iteration_s)
     roots = np.unique(np.concatenate([e.ranks for e in excesses])) if excesses else np.empty(0, np.intp)
-    rotating = rotating_excess(stacked, roles, iteration_s, excesses)
+    rotating = rotating_excess(
+        stacked, roles, iteration_s, excesses, recurrence_of(context.series, context.onset), context.phases
+    )
     if rotating is not None:
         excesses.append(rotating)
     excesses.extend(idle_excesses(stacked, roles, iteration_s, roots))
     excesses.extend(heavy_roles(stacked, roles, iteration_s, roots))
-    drafts = [excess_draft(stacked, e, pricer, iteration_s, excesses) for e in excesses]
+    drafts = [with_records(stacked, excess_draft(stacked, e, pricer, iteration_s, excesses), context) for e in excesses]
     drafts.extend(
         network_draft(stacked, slow, iteration_s, waits)
         for slow in slow_transfers(stacked, context.baseline, iteration_s)

@@ -7,13 +7,14 @@ are written here, for people and in full sentences; forms (terminal, page, promp
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from eroica.blame import Excess, Indices
 from eroica.causes import ADVICE, Cause
 from eroica.collectives import Float64s
+from eroica.context import Context
 from eroica.critical_path import Activity
 from eroica.findings import Evidence, Finding, FunctionName, Impact, PatternValues
 from eroica.impact import Pricer
@@ -26,6 +27,12 @@ from eroica.utilisation import MU_SOURCES
 ESTABLISHED_COVERAGE = 0.8
 """Share of the excess that a cause must cover to be called established (design section 4)."""
 SUPPORTED_COVERAGE = 0.5
+FEW_OBSERVATIONS = 3
+"""Counters quoted with a finding; more would bury it."""
+_OF_A_HOST = frozenset({"cpu_contention", "host_memory"})
+"""Causes that sit in a host, once all of its ranks show them."""
+_PHASE_CAUSES = {"host_gc": "gc", "checkpoint_io": "checkpoint", "recompilation": "compile"}
+"""Kinds of the probe's own records that bear a cause out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +129,7 @@ def excess_draft(
     hosts = tuple(sorted({stacked.hosts[w] for w in excess.ranks} - {""})) if excess.scope == "rank" else ()
     return Draft(
         excess.cause,
-        excess.scope,
+        _scope(stacked, excess),
         excess.ranks,
         hosts,
         excess.steps,
@@ -131,6 +138,43 @@ def excess_draft(
         excess.coverage,
         tuple(evidence),
     )
+
+
+def with_records(stacked: Stacked, draft: Draft, context: Context) -> Draft:
+    """The draft with what the probe's records and the counters say of its ranks."""
+    evidence = list(draft.evidence)
+    ranks = set(stacked.ranks[draft.ranks].tolist()) if len(draft.ranks) else set(stacked.ranks.tolist())
+    kind = _PHASE_CAUSES.get(draft.cause.cause)
+    window = set(stacked.steps.tolist())
+    records = [r for r in context.phases if r.kind == kind and r.rank in ranks and r.step in window]
+    if records:
+        total_s, seen = sum(r.duration_s for r in records), sorted({r.rank for r in records})
+        evidence.append(
+            Evidence(
+                f"in the window rank{'s' if len(seen) > 1 else ''} {format_ranks(seen)} noted {len(records)} "
+                f"stretch{'es' if len(records) > 1 else ''} of {kind} of {readable_s(total_s)} together, the longest "
+                f"{readable_s(max(r.duration_s for r in records))}",
+                "probe",
+                {"num": len(records), "total_s": total_s},
+            )
+        )
+    if draft.scope in ("rank", "host"):
+        told = [o for o in context.counters if o.rank in ranks or (o.rank is None and o.host in draft.hosts)]
+        evidence.extend(
+            Evidence(o.text, "counters", {"name": o.name, "value": o.value, "peers": o.peers})
+            for o in told[:FEW_OBSERVATIONS]
+        )
+    return replace(draft, evidence=tuple(evidence))
+
+
+def _scope(stacked: Stacked, excess: Excess) -> str:
+    """A cause of a host's own that shows on all ranks of some hosts, and on no other rank, is these hosts'."""
+    if excess.scope != "rank" or excess.cause.cause not in _OF_A_HOST:
+        return excess.scope
+    mine = set(excess.ranks.tolist())
+    hosts = {stacked.hosts[w] for w in mine} - {""}
+    theirs = {w for w in range(len(stacked)) if stacked.hosts[w] in hosts}
+    return "host" if hosts and theirs == mine and len(mine) > len(hosts) and len(mine) < len(stacked) else "rank"
 
 
 def network_draft(stacked: Stacked, slow: SlowTransfer, iteration_s: float, waits: Float64s) -> Draft:
@@ -219,7 +263,7 @@ def _confidence(draft: Draft, roles: Roles, partial: bool, missing: bool) -> str
         level = 0
     if draft.cause.cause == "unknown":
         level = 3 if draft.scope != "all" else 2
-    elif draft.scope == "rank" and len(draft.ranks):
+    elif draft.scope in ("rank", "host") and draft.network is None and len(draft.ranks):
         peers = len(roles.members(int(roles.of[draft.ranks[0]]))) - len(draft.ranks)
         # With a single peer either may be the odd one.
         level = max(level, 2 if peers < 1 else 1 if peers < 2 else 0)

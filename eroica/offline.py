@@ -23,7 +23,8 @@ from pathlib import Path
 from threading import Thread
 
 from eroica import __version__
-from eroica.diagnosis import Context, diagnose_in_detail
+from eroica.context import Context
+from eroica.diagnosis import diagnose_in_detail
 from eroica.errors import DataError, EroicaError, UnavailableError, UserError
 from eroica.findings import Detail, Diagnosis
 from eroica.job import format_ranks

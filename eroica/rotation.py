@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from eroica.blame import HOST_SPREAD_FLOOR, SPREAD_FLOOR, Excess, is_host_only
-from eroica.causes import WORK_EXPLAINS, Cause, cause_of
+from eroica.causes import ON_THE_CPU, WORK_EXPLAINS, Cause, cause_of, crowding
 from eroica.collectives import Float64s
+from eroica.context import PhaseRecord, Recurrence
 from eroica.critical_path import Activity
 from eroica.localization import EFFECT_FLOOR, Roles, family_quantile, nan_median
 from eroica.names import Phase
@@ -25,11 +26,31 @@ JITTER_EFFECT = 0.20
 """And single steps in which ordinary functions take up to three times as long are the host's jitter below this
 share."""
 FEW_ROTATING = 3
-"""Cells that make a rotating excess; one or two are hiccups."""
+"""Steps that make a rotating excess; one or two are hiccups, unless the series says that they recur."""
+ONE_RANK = 0.8
+"""Share of the excess that one rank must hold to be named."""
+NOTED_COVERAGE = 0.6
+"""Share of the excess that the ranks' own records must cover to be its cause."""
+_ONE_THING = frozenset({Activity.CHECKPOINT, Activity.COMPILE, Activity.GC, Activity.ALLOCATOR, Activity.SYNC})
+_NOTED_CAUSES = {
+    "gc": ("host_gc", "garbage collections"),
+    "checkpoint": ("checkpoint_io", "a save or a load"),
+    "compile": ("recompilation", "compilation"),
+}
 
 
-def rotating_excess(stacked: Stacked, roles: Roles, iteration_s: float, stable: Sequence[Excess]) -> Excess | None:
+def rotating_excess(
+    stacked: Stacked,
+    roles: Roles,
+    iteration_s: float,
+    stable: Sequence[Excess],
+    recurrence: Recurrence | None = None,
+    phases: Sequence[PhaseRecord] = (),
+) -> Excess | None:
     """Excess of single steps that moves over ranks, or comes back on one rank every few steps; None if there is none.
+
+    A window may hold one such step only: with `recurrence`, what the series of iterations says, that is enough.
+    `phases` are the ranks' own records of what they did.
 
     Peaks of what a `stable` root does too much of anyway belong to that finding. Where no own work peaks, idle time
     may: a hole that no event covers, which names no function and is a hypothesis at most.
@@ -40,9 +61,9 @@ def rotating_excess(stacked: Stacked, roles: Roles, iteration_s: float, stable: 
     kind = np.array([int(f.activity) for f in stacked.functions] + [-1])[stacked.top_function]
     for excess in stable:
         over[excess.ranks] = np.where(kind[excess.ranks] == excess.activity, np.nan, over[excess.ranks])
-    cells, mean_s = _moving(stacked, over, iteration_s)
+    cells, mean_s = _moving(stacked, over, iteration_s, recurrence)
     if len(cells):
-        return _of_functions(stacked, over, cells, mean_s, iteration_s)
+        return _of_functions(stacked, over, cells, mean_s, iteration_s, recurrence, phases)
     if is_host_only(stacked) or stable:
         return None
     idle = _peaks(stacked.length_s - stacked.own_s - stacked.exposed_s - stacked.waiting_s, roles)
@@ -56,18 +77,29 @@ def rotating_excess(stacked: Stacked, roles: Roles, iteration_s: float, stable: 
     return Excess(np.empty(0, np.intp), "rotating", "rotating", None, None, mean_s, 0.0, share, cause)
 
 
+def _lower_quartile(values: Float64s) -> Float64s:
+    """(I,) Of each step over the ranks; NaN where no rank has it."""
+    ordered = np.sort(values, axis=0)  # NaN last
+    last = np.isfinite(values).sum(axis=0) - 1
+    picked = ordered[np.maximum(last // 4, 0), np.arange(values.shape[1])]
+    return np.where(last >= 0, picked, np.nan)
+
+
 def _peaks(values: Float64s, roles: Roles) -> Float64s:
     """(W, I) Each cell above its role in that step and above what is usual for that rank; NaN without peers."""
     over = np.full(values.shape, np.nan)
     for role in range(len(roles.names)):
         members = roles.members(role)
         if len(members) > 1:
-            level = values[members] - nan_median(values[members], axis=0)
+            # A quarter up from below: in a step that hits half of the ranks the median is nobody's usual length.
+            level = values[members] - _lower_quartile(values[members])
             over[members] = level - nan_median(level, axis=1, keepdims=True)
     return over
 
 
-def _moving(stacked: Stacked, over: Float64s, iteration_s: float) -> tuple[npt.NDArray[np.intp], float]:
+def _moving(
+    stacked: Stacked, over: Float64s, iteration_s: float, recurrence: Recurrence | None = None
+) -> tuple[npt.NDArray[np.intp], float]:
     """Cells (row, step) that stick out, and what they cost per iteration; no cells where that is a hiccup or noise."""
     none = np.empty((0, 2), np.intp)
     seen = over[np.isfinite(over)]
@@ -81,27 +113,37 @@ def _moving(stacked: Stacked, over: Float64s, iteration_s: float) -> tuple[npt.N
     cells = np.argwhere(np.nan_to_num(over) > limit)
     hit = np.unique(cells[:, 1])
     if len(hit) < FEW_ROTATING:
-        return none, 0.0
+        known = recurrence.steps if recurrence is not None else np.empty(0, np.int64)
+        cells = cells[np.isin(stacked.steps[cells[:, 1]], known)]
+        hit = np.unique(cells[:, 1])
+        if not len(hit):
+            return none, 0.0
     per_step = np.nanmax(np.where(np.isfinite(over), over, 0.0), axis=0)
     mean_s = float(per_step[hit].sum()) / over.shape[1]
     return (cells, mean_s) if mean_s >= 2 * EFFECT_FLOOR * iteration_s else (none, 0.0)
 
 
 def _of_functions(
-    stacked: Stacked, over: Float64s, cells: npt.NDArray[np.intp], mean_s: float, iteration_s: float
+    stacked: Stacked,
+    over: Float64s,
+    cells: npt.NDArray[np.intp],
+    mean_s: float,
+    iteration_s: float,
+    recurrence: Recurrence | None,
+    phases: Sequence[PhaseRecord],
 ) -> Excess | None:
     """The excess of these cells with the function that holds most of it; None if it is a busy host's jitter."""
     hit = np.unique(cells[:, 1])
     num_steps = over.shape[1]
-    ranks, counts = np.unique(cells[:, 0], return_counts=True)
-    functions = [int(stacked.top_function[w, i]) for w, i in cells]
+    excess_s = over[cells[:, 0], cells[:, 1]]
+    total = float(excess_s.sum())
+    functions = stacked.top_function[cells[:, 0], cells[:, 1]]
     held = np.zeros(len(stacked.functions))
     for (w, i), function in zip(cells, functions, strict=True):
         if function >= 0:
             held[function] += min(float(stacked.top_excess_s[w, i]), float(over[w, i]))
-    total = float(sum(over[w, i] for w, i in cells))
-    named = int(held.argmax()) if held.any() else None
-    coverage = min(float(held.max()) / total, 1.0) if named is not None else 0.0
+    named, coverage = _heaviest(stacked, held)
+    coverage = min(coverage / total, 1.0)
     activity = stacked.functions[named].activity if named is not None else None
     # Preemption on a busy host hits any function; a cause hits one.
     if (
@@ -110,19 +152,63 @@ def _of_functions(
         and mean_s < JITTER_EFFECT * iteration_s
     ):
         return None
-    one_rank = len(ranks) == 1 or counts.max() >= 0.8 * len(cells)
-    if activity is None or named is None:
+    noted = _noted(stacked, cells, total, phases)
+    if noted is not None:
+        cause = noted
+    elif activity is None or named is None:
         cause = Cause("unknown", False, "no named function holds the excess of these steps", ())
     else:
         cause = _rotating_cause(stacked, activity, cells)
-    if one_rank:
-        culprit = np.array([ranks[counts.argmax()]], np.intp)
-        spacing = np.diff(np.sort(stacked.steps[cells[cells[:, 0] == culprit[0], 1]]))
-        steps = f"every {int(np.median(spacing))}" if len(spacing) and np.median(spacing) > 1 else "rotating"
+    by_rank = np.bincount(cells[:, 0], weights=excess_s, minlength=len(stacked))
+    steps_hit = int((cells[:, 0] == by_rank.argmax()).sum())
+    if by_rank.max() >= ONE_RANK * total:
+        if steps_hit < FEW_ROTATING and recurrence is None:
+            return None  # a hiccup or two, and noise beside it
+        culprit = np.array([by_rank.argmax()], np.intp)
+        steps = _spacing(stacked.steps[cells[cells[:, 0] == culprit[0], 1]], recurrence)
         return Excess(culprit, "rank", steps, activity, named, mean_s, coverage, len(hit) / num_steps, cause)
     return Excess(
         np.empty(0, np.intp), "rotating", "rotating", activity, named, mean_s, coverage, len(hit) / num_steps, cause
     )
+
+
+def _heaviest(stacked: Stacked, held: Float64s) -> tuple[int | None, float]:
+    """The function that holds most of `held`, seconds per function, and how much it and its like hold.
+
+    What preemption does not fake (a collection, a save, the compiler) is one thing wherever it happens; operators and
+    Python are each their own.
+    """
+    if not held.any():
+        return None, 0.0
+    kinds = np.array([int(f.activity) for f in stacked.functions])
+    groups = [np.flatnonzero(kinds == kind) for kind in sorted(set(kinds.tolist())) if Activity(kind) in _ONE_THING]
+    groups += [np.array([k]) for k in np.flatnonzero(held) if Activity(int(kinds[k])) not in _ONE_THING]
+    best = max(groups, key=lambda columns: float(held[columns].sum()))
+    return int(best[held[best].argmax()]), float(held[best].sum())
+
+
+def _spacing(seen: npt.NDArray[np.int64], recurrence: Recurrence | None) -> str:
+    """ "every N", by the series where it is told, else by the steps in the window; "rotating" without one period."""
+    if recurrence is not None and recurrence.period is not None:
+        return f"every {recurrence.period}"
+    spacing = np.diff(np.sort(seen))
+    return f"every {int(np.median(spacing))}" if len(spacing) and np.median(spacing) > 1 else "rotating"
+
+
+def _noted(
+    stacked: Stacked, cells: npt.NDArray[np.intp], total_s: float, phases: Sequence[PhaseRecord]
+) -> Cause | None:
+    """The cause that the ranks' own records give these cells, if one kind of record covers most of their excess."""
+    wanted = {(int(stacked.ranks[w]), int(stacked.steps[i])) for w, i in cells}
+    covered: dict[str, float] = {}
+    for record in phases:
+        if (record.rank, record.step) in wanted and record.kind in _NOTED_CAUSES:
+            covered[record.kind] = covered.get(record.kind, 0.0) + record.duration_s
+    kind = max(covered, key=lambda k: covered[k], default=None)
+    if kind is None or covered[kind] < NOTED_COVERAGE * total_s:
+        return None
+    cause, what = _NOTED_CAUSES[kind]
+    return Cause(cause, True, f"in these steps these ranks noted {what}, as long as the excess", ())
 
 
 def _is_jitter(stacked: Stacked, function: int, cells: npt.NDArray[np.intp]) -> bool:
@@ -147,6 +233,10 @@ def _rotating_cause(stacked: Stacked, activity: Activity, cells: npt.NDArray[np.
             (),
         )
     same_work = ("load_imbalance: the work of these steps is the usual",) if len(told) else ()
+    if activity in ON_THE_CPU:
+        crowded = crowding(stacked, np.unique(cells[:, 0]).astype(np.intp))
+        if crowded:
+            return Cause("cpu_contention", True, crowded, same_work)
     if activity in (Activity.COMPUTE, Activity.OPERATOR, Activity.LAUNCH):
         return Cause(
             "sync_amplification",

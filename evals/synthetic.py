@@ -18,7 +18,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from eroica.diagnosis import Context, diagnose
+from eroica.context import Context
+from eroica.diagnosis import diagnose
 from eroica.findings import Diagnosis
 from eroica.pattern import stack, summarize
 from evals.cases_synth import BY_ID, CASES, EFFECTS, Case

@@ -21,8 +21,9 @@ from eroica.codec import (
     write_summary,
 )
 from eroica.collectives import MAX_GROUPS, MAX_ITERATIONS, MAX_SAMPLES, Channel, Ledger, join, sample
+from eroica.context import Context
 from eroica.critical_path import NUM_ACTIVITIES, Activity
-from eroica.diagnosis import Context, diagnose
+from eroica.diagnosis import diagnose
 from eroica.errors import DataError
 from eroica.findings import to_json
 from eroica.job import ProcessGroup

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from eroica.codec import decode_summary, encode_summary
 from eroica.communication import CollectiveKind
+from eroica.context import Context
 from eroica.critical_path import Activity
-from eroica.diagnosis import Context, diagnose, diagnose_in_detail
+from eroica.diagnosis import diagnose, diagnose_in_detail
 from eroica.findings import CAUSES, CONFIDENCES, KINDS, SCOPES, from_json, to_json
 from eroica.job import parse_ranks
 from eroica.pattern import Function, Summary, stack, summarize
