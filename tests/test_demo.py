@@ -1,51 +1,42 @@
-"""The demos: real training processes with a planted fault, found by the traces alone."""
+"""The demos: what they plant, what counts as a right answer, and that they leave nothing behind."""
 
 from __future__ import annotations
 
+import ast
 import contextlib
-import json
 import re
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from eroica import cli, demo
+from eroica import demo
 from eroica.errors import UnavailableError, UserError
-from eroica.findings import Finding, FunctionName, from_json
-from eroica.job import parse_ranks
+from eroica.findings import CAUSES, KINDS, SCOPES, Finding, FunctionName
 from tests import samples
 
-ROOT = Path(__file__).parent.parent
+SCRIPT = Path(demo.__file__).parent / "demos" / "train.py"
 PLANTED = demo.Planted(
     fault="slow_input",
-    healthy_step_s=0.03,
-    culprit=3,
-    delay_s=0.06,
-    function="__getitem__",
-    file="data.py",
-    lines=(38, 44),
+    kind="slow",
+    cause="input_pipeline",
+    scope="rank",
+    ranks=(3,),
+    places=(demo.Place(function="__getitem__", file="data.py", lines=(38, 44)),),
+    wall_ns=1_738_324_780_000_000_000,
 )
 
 
 def _processes(out: Path) -> list[str]:
-    """Command lines of the trainings that write below `out`, those that end at this moment left out."""
+    """Command lines of the trainings that write to `out`, those that end at this moment left out."""
     found = []
     for file in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             words = file.read_text(errors="replace").split("\0")
-            if f"--traces={out / 'traces'}" in words and not _is_dying(file.parent):
+            if f"--out={out}" in words and not _is_dying(file.parent):
                 found.append(" ".join(words))
     return found
-
-
-def _headings(text: str) -> list[str]:
-    """What stands at the start of the lines of a report; but for notes, of which a run has more or fewer."""
-    headings = re.findall(r"^(?:  )?([A-Za-z]+(?: [a-z]+)*)(?:  |:)", text, re.M)
-    return [heading for heading in headings if heading != "note"]
 
 
 def _is_dying(process: Path) -> bool:
@@ -55,80 +46,75 @@ def _is_dying(process: Path) -> bool:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["slow_input"],
-        ["slow_input", "--effect", "0.15"],
-        ["backward_delay"],
-        ["backward_delay", "--effect", "0.15"],
-        ["healthy"],
-    ],
-    ids=" ".join,
-)
-def test_the_diagnosis_names_what_was_planted(
-    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("fault", sorted(demo.FAULTS.keys() - demo.HANGS - {"healthy"}))
+def test_a_slow_fault_is_planted_at_its_step_and_written_down_with_lines_of_the_script(
+    fault: str, tmp_path: Path
 ) -> None:
-    out = tmp_path / "out"
-    status = cli.main(["demo", *arguments, "--out", str(out)])
-    output = capsys.readouterr()
-    assert status == 0, output.out
-    planted = json.loads((out / "planted.json").read_text())
-    diagnosis = from_json(json.loads((out / "diagnosis.json").read_text()))
-    assert diagnosis.coverage.ranks_reported == 4
-    if arguments == ["healthy"]:
-        assert diagnosis.kind == "healthy"
-        assert not diagnosis.consequences
-    else:
-        culprit = planted["culprit"]
-        assert diagnosis.verdict.ranks == str(culprit)
-        assert f"on rank {culprit}" in output.out
-        waiting = {rank for item in diagnosis.consequences for rank in parse_ranks(item.ranks)}
-        assert culprit not in waiting
-        assert "--effect" in arguments or len(waiting) == 3  # 60 ms are seen by every other rank
-        cost = diagnosis.findings[0].impact.seconds_per_iteration
-        assert cost is not None
-        if "--effect" in arguments:
-            assert cost > 0  # ranks that share a core make up for a part of a small delay
-        else:
-            assert cost == pytest.approx(planted["delay_s"], rel=0.25)
-    if arguments == ["slow_input"]:
-        transcript = re.search(r"^```text\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
-        assert transcript is not None
-        assert _headings(transcript[1]) == _headings(output.out)
-    assert "<html" in (out / "report.html").read_text()
-    assert not _processes(out)
-
-
-@pytest.mark.e2e
-def test_a_second_run_replaces_the_first_and_a_slow_one_is_stopped_with_its_processes(tmp_path: Path) -> None:
-    demo.train(demo.Plan(fault="healthy", num_ranks=2, num_steps=3), tmp_path)
-    demo.train(demo.Plan(fault="slow_input", num_ranks=2, num_steps=3, culprit=1, delay_s=0.001), tmp_path)
-    assert len(list((tmp_path / "traces").iterdir())) == 2
-    with pytest.raises(UnavailableError, match="did not end within 3 s"):
-        demo.train(demo.Plan(fault="healthy", timeout_s=3), tmp_path)
+    planted = demo.train(demo.Plan(fault=fault, num_ranks=2, after=6, num_steps=9, culprit=1), tmp_path)
+    assert planted is not None
+    assert (planted.fault, planted.kind, planted.step) == (fault, "slow", 6)
+    assert planted.cause in CAUSES and planted.scope in SCOPES and planted.kind in KINDS
+    assert planted.ranks == {"gc_rotating": (), "checkpoint_rank0": (0,)}.get(fault, (1,))
+    assert planted.healthy_step_s > 0
+    lines = SCRIPT.read_text().splitlines()
+    for place in planted.places:
+        assert f"def {place.function}(" in lines[place.lines[0] - 1] and place.lines[1] <= len(lines)
     assert not _processes(tmp_path)
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_the_training_too(number: signal.Signals, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "eroica", "demo", "healthy", "--out", str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        while len(_processes(tmp_path)) < 2:  # torchrun, and a rank at least
-            with pytest.raises(subprocess.TimeoutExpired):
-                process.wait(0.1)
-        process.send_signal(number)
-        assert process.wait(60) == 128 + number
+def test_a_healthy_training_plants_nothing(tmp_path: Path) -> None:
+    planted = demo.train(demo.Plan(fault="healthy", num_ranks=2, after=4, num_steps=6), tmp_path)
+    assert planted is not None and planted.kind == "healthy" and "nothing" in str(planted)
+    assert demo.train(demo.Plan(fault="healthy", num_ranks=2, after=4, num_steps=3), tmp_path) is None
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("fault", sorted(demo.HANGS))
+def test_a_hanging_fault_stops_the_training_for_good_and_is_ended_with_all_its_processes(
+    fault: str, tmp_path: Path
+) -> None:
+    plan = demo.Plan(fault=fault, num_ranks=2, after=6, num_steps=100_000, culprit=1, timeout_s=40)
+    with pytest.raises(UnavailableError, match="did not end within 40 s"):
+        demo.train(plan, tmp_path)
+    planted = demo.read_planted(tmp_path)
+    assert planted is not None and planted.kind == "hang" and planted.ranks == (1,)
+    said = re.findall(r"^step (\d+), loss", (tmp_path / "rank0.log").read_text(), re.M)
+    # A loader's worker is a batch or two ahead of the training.
+    assert 5 <= int(said[-1]) <= 12
     assert not _processes(tmp_path)
 
 
-def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "traces").mkdir()
-    (tmp_path / "traces" / "rank0.json").write_text("mine")
-    with pytest.raises(UserError, match="--out"):
-        demo.train(demo.Plan(fault="healthy"), tmp_path)
-    assert (tmp_path / "traces" / "rank0.json").read_text() == "mine"
+def test_the_script_knows_nothing_of_eroica_and_of_profilers() -> None:
+    tree = ast.parse(SCRIPT.read_text())
+    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    imported |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert not [name for name in imported if "eroica" in name or "profiler" in name]
+
+
+def test_the_script_and_the_list_of_faults_agree() -> None:
+    tree = ast.parse(SCRIPT.read_text())
+    (table,) = [
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "FAULTS"
+    ]
+    assert isinstance(table, ast.Dict)
+    kinds = {
+        key.value: value.args[0].value
+        for key, value in zip(table.keys, table.values, strict=True)
+        if isinstance(key, ast.Constant) and isinstance(value, ast.Call) and isinstance(value.args[0], ast.Constant)
+    }
+    assert kinds.keys() == demo.FAULTS.keys()
+    assert {fault for fault, kind in kinds.items() if kind == "hang"} == demo.HANGS
+
+
+def test_what_an_earlier_demo_left_is_replaced_and_other_files_are_left_alone(tmp_path: Path) -> None:
+    for name in ("planted.json", "rank0.log", "mine.txt", "rank0.json"):
+        (tmp_path / name).write_text("{}")
+    demo.prepare(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.txt", "rank0.json"]
+    assert demo.read_planted(tmp_path) is None
 
 
 def test_a_plan_that_makes_no_sense_is_refused() -> None:
@@ -136,6 +122,12 @@ def test_a_plan_that_makes_no_sense_is_refused() -> None:
         demo.Plan(fault="rust")
     with pytest.raises(UserError, match="rank 4"):
         demo.Plan(fault="healthy", culprit=4)
+
+
+def test_the_same_seed_draws_the_same_culprit(tmp_path: Path) -> None:
+    plan = demo.Plan(fault="slow_input", seed=7)
+    assert demo.command(plan, tmp_path) == demo.command(plan, tmp_path)
+    assert "--culprit=2" in demo.command(replace(plan, culprit=2), tmp_path)
 
 
 def test_only_the_planted_rank_function_and_cause_count_as_right() -> None:
@@ -150,6 +142,7 @@ def test_only_the_planted_rank_function_and_cause_count_as_right() -> None:
     assert not judged()
     assert not judged(replace(first, ranks="2"))
     assert not judged(replace(first, ranks="2-3"))
+    assert not judged(replace(first, scope="host"))
     assert not judged(replace(first, cause="unknown"))
     assert not judged(first, replace(first, ranks="1"))
     assert not judged(replace(first, function=None))
@@ -158,7 +151,34 @@ def test_only_the_planted_rank_function_and_cause_count_as_right() -> None:
     assert not demo.names(replace(diagnosis, kind="healthy"), PLANTED)
 
 
+def test_ranks_of_a_crowded_host_may_be_named_as_the_host() -> None:
+    diagnosis, _ = samples.slow_input()
+    crowded = replace(PLANTED, cause="cpu_contention", ranks=(2, 3), places=())
+    finding = replace(diagnosis.findings[0], cause="cpu_contention", ranks="2-3")
+    for scope, right in (("rank", True), ("host", True), ("all", False)):
+        assert demo.names(replace(diagnosis, findings=(replace(finding, scope=scope),)), crowded) is right
+
+
+def test_a_deadlock_may_name_the_whole_cycle_but_must_name_a_planted_line() -> None:
+    diagnosis, _ = samples.slow_input()
+    planted = replace(PLANTED, kind="hang", cause="deadlock", scope="group")
+    cycle = replace(diagnosis.findings[0], cause="deadlock", scope="group", ranks="0-3")
+    hang = replace(diagnosis, kind="hang", findings=(cycle,))
+    assert demo.names(hang, planted)
+    assert not demo.names(replace(hang, findings=(replace(cycle, ranks="0-2"),)), planted)
+    assert not demo.names(replace(hang, findings=(replace(cycle, function=None),)), planted)
+    assert not demo.names(replace(hang, kind="slow"), planted)
+
+
 def test_a_healthy_run_must_have_no_findings() -> None:
-    nothing = demo.Planted(fault="healthy", healthy_step_s=0.03)
+    nothing = demo.Planted(fault="healthy", kind="healthy", cause="none", scope="none")
     assert demo.names(samples.healthy()[0], nothing)
+    assert demo.names(samples.healthy()[0], None)
     assert not demo.names(samples.slow_input()[0], nothing)
+
+
+def test_the_time_to_a_diagnosis_counts_from_the_onset() -> None:
+    diagnosis = replace(samples.slow_input()[0], created="2025-01-31T12:00:00+00:00")
+    assert demo.seconds_to(diagnosis, PLANTED) == pytest.approx(20.0)
+    assert demo.seconds_to(replace(diagnosis, created=""), PLANTED) is None
+    assert "__getitem__ (data.py:38)" in str(PLANTED)
