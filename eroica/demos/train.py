@@ -231,7 +231,7 @@ def hash_samples() -> None:
     """What a background thread computes in pure Python, with hardly a pause."""
     state = 1
     while True:
-        for _ in range(60_000):
+        for _ in range(250_000):
             state = state * 31 % 1_000_003
         time.sleep(0.001)
 
