@@ -44,6 +44,8 @@ PART_FLOOR = 0.25
 
 _DIFFUSE = frozenset({Activity.OPERATOR, Activity.LAUNCH, Activity.PYTHON})
 """Host time that noise of the operating system inflates."""
+_COMPUTED = _DIFFUSE | {Activity.INPUT}
+"""And what it inflates where it is computed rather than waited for: a data set may work as hard as the model."""
 _REFILL = frozenset({Activity.OPERATOR, Activity.LAUNCH, Activity.PYTHON})
 """Host time that surfaces while a drained launch queue fills again: a shadow of what drained it."""
 _DRAINS = frozenset(
@@ -123,9 +125,7 @@ class Rise:
 
 def _scale_floor(activity: Activity, host_only: bool) -> float:
     """Smallest believable spread of an activity's time over healthy ranks, as a share of the iteration."""
-    if activity in _DIFFUSE:
-        return HOST_SPREAD_FLOOR if host_only else SPREAD_FLOOR
-    return SPREAD_FLOOR
+    return HOST_SPREAD_FLOOR if host_only and activity in _COMPUTED else SPREAD_FLOOR
 
 
 def stable_rises(stacked: Stacked, roles: Roles, where: Localization, iteration_s: float) -> list[Rise]:
@@ -206,7 +206,7 @@ def _single_function(stacked: Stacked, where: Localization, row: int, activity: 
         np.maximum(stacked.beta[np.ix_(peers, columns)], floor[:, None]) * stacked.iteration_s[peers, None], axis=0
     )
     rise = mine - theirs
-    if activity in _DIFFUSE and is_host_only(stacked):
+    if activity in _COMPUTED and is_host_only(stacked):
         rise = np.where((mine >= 2 * theirs) & (rise >= HOST_SINGLE_EFFECT * stacked.iteration_s[row]), rise, 0.0)
     return float(rise.max())
 

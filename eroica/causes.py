@@ -284,6 +284,15 @@ def cause_of(
         Activity.ALLOCATOR: ("memory_allocator", "the time is spent in device allocator calls inside of the step"),
         Activity.SYNC: ("device_sync", "the device is idle after a host call that waited for it to drain"),
     }
+    # A thread of the rank's own first: what it does to the interpreter, it does to the core as well.
+    busy = busy_thread(stacked, ranks, peers)
+    if busy and activity in (Activity.OPERATOR, Activity.LAUNCH, Activity.PYTHON) and not (spot and novel):
+        return Cause(
+            "gil_contention",
+            False,
+            f"{busy}, and the training thread takes longer for {'what the peers do too' if spot else 'everything'}",
+            (),
+        )
     if activity in ON_THE_CPU:
         starved = _starved(stacked, ranks, peers, columns, excess_s)
         if starved:
@@ -323,14 +332,6 @@ def cause_of(
         if np.isfinite(ratio) and ratio < 0.9:
             return Cause("host_device_copy", True, f"copies reach {ratio:.0%} of the peers' bandwidth", same_work)
         return Cause("host_device_copy", bool(same_work), "copies of the same size take longer", same_work)
-    busy = busy_thread(stacked, ranks, peers)
-    if busy and activity in (Activity.OPERATOR, Activity.LAUNCH, Activity.PYTHON) and not (spot and novel):
-        return Cause(
-            "gil_contention",
-            False,
-            f"{busy}, and the training thread takes longer for {'what the peers do too' if spot else 'everything'}",
-            same_work,
-        )
     if activity in (Activity.OPERATOR, Activity.LAUNCH):
         cpu = _clock_ratio(stacked, ranks, peers, columns, "cpu")
         if np.isfinite(cpu) and cpu < 0.9:
