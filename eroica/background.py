@@ -1,15 +1,23 @@
 """What a host knows of a window beyond the traces: how its ranks went on before it, what they did besides, counters.
 
-Records only. An agent fills them from flight rings and samplers, the coordinator hands them to the diagnosis as its
-`Context`. All times are of the wall clock, so that they fit the traces.
+An agent fills the records from flight rings and samplers; `context_of` makes of them, for all ranks, what the diagnosis
+takes as its `Context`. Pure. All times are of the wall clock, so that they fit the traces.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
+from eroica.context import CaptureRecord, Context, PhaseRecord, Series
+from eroica.degradation import Change, Trigger
+from eroica.probe.environment import differences
 from eroica.samplers.evidence import Counted
+from eroica.samplers.standout import stand_out
+
+MOSTLY = 0.7
+"""Share of the steps since the onset that must be slow: hiccups of the other kind lie between them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +56,76 @@ class History:
     """The last snapshot; empty if the probe took none."""
 
 
-@dataclass(frozen=True, slots=True)
-class Background:
-    """Of a window, over all ranks and hosts; a part that is missing was not seen."""
+def context_of(
+    histories: Mapping[int, History],
+    counters: Mapping[str, Sequence[Counted]],
+    problems: Mapping[int, str],
+    cause: Trigger | None,
+) -> Context:
+    """`counters`: by host; `problems`: why a rank gave no capture; `cause`: what was noticed, None for windows that
+    nothing triggered."""
+    return Context(
+        environment=_environment({rank: history.environment for rank, history in histories.items()}),
+        series=[
+            Series(rank, tuple(lap.step for lap in laps), tuple(lap.duration_ns / 1e9 for lap in laps))
+            for rank, history in sorted(histories.items())
+            if (laps := [lap for lap in history.laps if not lap.pause])
+        ],
+        onset=_onset(histories, cause) if cause is not None else None,
+        phases=[
+            PhaseRecord(rank, _KINDS.get(span.name, span.name), span.step, span.duration_ns / 1e9)
+            for rank, history in sorted(histories.items())
+            for span in history.spans
+        ],
+        counters=stand_out(counters),
+        captures=[CaptureRecord(rank, why) for rank, why in sorted(problems.items())],
+    )
 
-    histories: Mapping[int, History] = field(default_factory=dict)
-    counters: Mapping[str, tuple[Counted, ...]] = field(default_factory=dict)
-    """By host: every target's counters over the window."""
-    noticed_ns: int | None = None
-    """When the change of pace was seen that the window is for."""
+
+_KINDS = {"save": "checkpoint", "load": "checkpoint"}
+
+
+def _environment(snapshots: Mapping[int, Mapping[str, object]]) -> dict[str, object]:
+    """What most ranks have, and who differs in what."""
+    if not any(snapshots.values()):
+        return {}
+    apart = differences(snapshots)
+    first = next(snapshot for snapshot in snapshots.values() if snapshot)
+    odd = {difference.name for difference in apart}
+    return {
+        "common": {name: value for name, value in sorted(first.items()) if name not in odd and name != "host"},
+        "differences": [
+            {
+                "name": difference.name,
+                "usual": difference.usual,
+                "odd": [{"value": value, "ranks": ranks} for value, ranks in difference.odd],
+            }
+            for difference in apart
+        ],
+    }
+
+
+def _onset(histories: Mapping[int, History], cause: Trigger) -> int | None:
+    """First slow step of a slowdown that lasts: before the one that showed it, as far back as most steps are slow.
+
+    None where nothing lies before it, and for other changes: single slow steps have no onset that a level could show.
+    """
+    if cause.change is not Change.SLOW:
+        return None
+    middle_ns = (cause.baseline_ns + cause.observed_ns) / 2
+    by_step: dict[int, list[int]] = {}
+    for history in histories.values():
+        for lap in history.laps:
+            if not lap.pause and lap.step <= cause.step:
+                by_step.setdefault(lap.step, []).append(lap.duration_ns)
+    steps = sorted(by_step)
+    onset, num_slow, num_seen = None, 0, 0
+    for step in reversed(steps):
+        num_seen += 1
+        is_slow = median(by_step[step]) > middle_ns
+        num_slow += is_slow
+        if is_slow:
+            onset = step
+        if num_slow < MOSTLY * num_seen:
+            break
+    return onset if onset is not None and steps[0] < onset else None

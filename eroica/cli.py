@@ -163,20 +163,28 @@ def _parser() -> argparse.ArgumentParser:
         commands,
         "demo",
         _demo,
-        "train on this machine with a planted fault, and diagnose it",
+        "train on this machine with a planted fault, watched by eroica run, and compare its diagnosis with the fault",
         "eroica demo backward_delay --effect 0.15",
     )
     command.add_argument("fault", nargs="?", type=_fault, default="slow_input", metavar="FAULT", help="see --list")
     command.add_argument("--list", action="store_true", help="list the faults and leave")
     command.add_argument("--out", type=Path, default=Path("eroica-demo"), metavar="DIR", help="default: eroica-demo")
     command.add_argument("--ranks", type=_positive, default=4, metavar="N", help="training processes (default: 4)")
-    command.add_argument("--steps", type=_positive, default=20, metavar="N", help="profiled steps (default: 20)")
+    command.add_argument("--after", type=_positive, default=150, metavar="N", help="first faulty step (default: 150)")
+    command.add_argument(
+        "--steps",
+        type=_positive,
+        default=2000,
+        metavar="N",
+        help="steps at most (default: 2000); healthy does them all",
+    )
     size = command.add_mutually_exclusive_group()
     size.add_argument("--delay-ms", type=_amount, default=60.0, metavar="MS", help="planted per step (default: 60)")
     size.add_argument("--effect", type=_amount, metavar="SHARE", help="planted, as a share of the healthy step (0.15)")
     command.add_argument("--culprit", type=_rank, metavar="RANK", help="rank with the fault (default: drawn)")
     command.add_argument("--seed", type=int, metavar="N", help="makes the drawing repeatable")
-    command.add_argument("--timeout", type=_amount, default=180.0, metavar="S", help="for the training (default: 180)")
+    command.add_argument("--timeout", type=_amount, default=180.0, metavar="S", help="for the answer (default: 180)")
+    command.add_argument("--keep-captures", action="store_true", help="keep the traces of the windows in DIR")
     return parser
 
 
@@ -390,15 +398,16 @@ def _demo(options: argparse.Namespace) -> int:
 
     if options.list:
         for name, text in demo.FAULTS.items():
-            _print_text(f"{name:<16}{text}\n")
+            _print_text(f"{name:<22}{text}\n")
         return 0
     if options.culprit is not None and options.culprit >= options.ranks:
         options.usage(f"argument --culprit: {options.ranks} ranks are numbered from 0 to {options.ranks - 1}")
-    from eroica.offline import diagnose_paths
+    from eroica.live import Run, run
 
     plan = demo.Plan(
         fault=options.fault,
         num_ranks=options.ranks,
+        after=options.after,
         num_steps=options.steps,
         delay_s=options.delay_ms / 1e3,
         effect=options.effect,
@@ -407,23 +416,46 @@ def _demo(options: argparse.Namespace) -> int:
         timeout_s=options.timeout,
     )
     out: Path = options.out
+    demo.prepare(out)
+    incidents: list[Incident] = []
+    until = time.monotonic() + plan.timeout_s
     with _progress() as progress:
-        progress(0, 0, f"training on {plan.num_ranks} ranks")
-        planted = demo.train(plan, out)
-        diagnosis, detail = diagnose_paths(
-            [str(out / "traces")],
-            job=f"demo-{plan.fault}",
-            baseline_paths=[],
-            jobs=os.cpu_count() or 1,
-            progress=progress,
+
+        def is_over(num_troubles: int) -> bool:
+            # A healthy training is left to its end, however long it takes.
+            progress(0, 0, f"training on {plan.num_ranks} ranks")
+            return num_troubles > 0 or (plan.fault != "healthy" and time.monotonic() > until)
+
+        status = run(
+            Run(
+                command=demo.command(plan, out),
+                job=f"demo-{plan.fault}",
+                keep_captures=out if options.keep_captures else None,
+                enough=is_over,
+            ),
+            incidents.append,
+            lambda text: _say(f"eroica: {text}"),
         )
-    failure = _write_reports(out, diagnosis, detail)
-    _print(diagnosis, detail, "text")
+    planted = demo.read_planted(out)
+    troubles = [incident for incident in incidents if incident.diagnosis.kind not in ("healthy", "no_data")]
+    if not troubles and plan.fault == "healthy" and status:
+        raise UserError(f"the training failed with exit status {status}; {out / 'training.log'} says why")
+    if not incidents:
+        raise UserError(
+            f"eroica said nothing within {plan.timeout_s:g} s; the training ended with status {status}, and "
+            f"{out / 'training.log'} has its words"
+        )
+    told = (troubles or incidents)[0]
+    failure = _write_reports(out, told.diagnosis, told.detail)
+    _print(told.diagnosis, told.detail, "text")
     if failure is not None:
         raise failure
-    right = demo.names(diagnosis, planted)
+    right = demo.names(told.diagnosis, planted)
+    took_s = demo.seconds_to(told.diagnosis, planted) if planted is not None and troubles else None
     _print_text(
-        f"\nplanted: {planted}\neroica said: {diagnosis.verdict.summary}\n"
+        f"\nplanted: {planted if planted is not None else 'nothing'}\n"
+        f"eroica said: {told.diagnosis.verdict.summary}\n"
+        f"{f'{took_s:.1f} s after the onset' if took_s is not None else 'no trouble'}, "
         f"{'right' if right else 'wrong'}; see {out / 'report.html'} and {out / 'diagnosis.json'}\n"
     )
     return 0 if right else 1

@@ -4,26 +4,20 @@ Not an analysis and not a training: `demos/train.py` trains, the live path watch
 neither knows of this module. The record of what was planted lies beside what the watcher writes, never among it.
 Used by `cli` alone.
 
-The ranks are started by torchrun, as users start theirs, on a port that it picks itself. torchrun gives every rank a
-session of its own, so a signal to its process group would miss them: a run that must be stopped is stopped as a tree.
+The ranks are started by torchrun, as users start theirs, on a port that it picks itself.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import os
 import random
-import signal
-import subprocess
 import sys
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from eroica.errors import UnavailableError, UserError
@@ -125,43 +119,20 @@ class Planted:
 
 
 def command(plan: Plan, out: Path) -> list[str]:
-    """The command line of the training, which leaves out/planted.json from the onset on. `out` must exist."""
+    """The command line of the training, which leaves out/planted.json from the onset on, and out/training.log. `out`
+    must exist.
+
+    Raises UnavailableError if torch is missing.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise UnavailableError("the demo trains with torch, which is not installed; try: pip install 'eroica[live]'")
     culprit = random.Random(plan.seed).randrange(plan.num_ranks) if plan.culprit is None else plan.culprit
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={plan.num_ranks}"]
     words += [str(_SCRIPT), f"--out={out}", f"--fault={plan.fault}", f"--culprit={culprit}", f"--after={plan.after}"]
     words += [f"--steps={plan.num_steps}", f"--delay-ms={plan.delay_s * 1e3}"]
-    return words if plan.effect is None else [*words, f"--effect={plan.effect}"]
-
-
-def train(plan: Plan, out: Path) -> Planted | None:
-    """Run the training to its end, unwatched; leaves out/planted.json and out/training.log.
-
-    Returns what was planted, None if the training ended before. Raises UnavailableError if torch is missing or the time
-    runs out, as it does for faults that hang; UserError if the training fails. No process of it outlives the call.
-    """
-    if importlib.util.find_spec("torch") is None:
-        raise UnavailableError("the demo trains with torch, which is not installed; try: pip install 'eroica[live]'")
-    prepare(out)
-    log = out / "training.log"
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    with log.open("wb") as sink, _signals_as_exceptions():
-        process = subprocess.Popen(
-            command(plan, out), stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, env=environment,
-            start_new_session=True,
-        )  # fmt: skip
-        try:
-            status = process.wait(plan.timeout_s)
-        except subprocess.TimeoutExpired:
-            raise UnavailableError(
-                f"the training did not end within {plan.timeout_s:g} s and was stopped; raise --timeout, or see {log}"
-            ) from None
-        finally:
-            if process.poll() is None:
-                _kill_tree(process.pid)
-                process.wait()
-    if status:
-        raise UserError(f"the training failed with exit status {status}; {log} says why")
-    return read_planted(out)
+    words += [] if plan.effect is None else [f"--effect={plan.effect}"]
+    # The answer shall not drown in what torchrun says about a training that hangs or is ended.
+    return ["/bin/sh", "-c", 'OMP_NUM_THREADS=1 exec "$@" > "$0" 2>&1', str(out / "training.log"), *words]
 
 
 def read_planted(out: Path) -> Planted | None:
@@ -242,46 +213,3 @@ def prepare(out: Path) -> None:
     for pattern in _LEFT_BEHIND:
         for file in out.glob(pattern):
             file.unlink()
-
-
-@contextlib.contextmanager
-def _signals_as_exceptions() -> Iterator[None]:
-    """Lets SIGTERM and SIGHUP unwind the stack as Ctrl-C does, so that the processes of the training are ended."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _kill_tree(root: int) -> None:
-    """Kill a process and all that descend from it: stopped first, so that none starts another meanwhile."""
-    family: set[int] = set()
-    found = {root}
-    while found:  # ends with a look at the children of processes that were all stopped before it
-        for pid in found:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGSTOP)
-        family |= found
-        found = _children(family) - family
-    for pid in family:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def _children(parents: set[int]) -> set[int]:
-    found = set()
-    for file in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            # "pid (name) state parent ...", where the name may hold anything.
-            if int(file.read_text(errors="replace").rpartition(")")[2].split()[1]) in parents:
-                found.add(int(file.parent.name))
-    return found

@@ -16,16 +16,17 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from multiprocessing import get_context
 from pathlib import Path
 
 from eroica import __version__, bus, captures, hang
 from eroica.agent import Agent
+from eroica.background import context_of
 from eroica.coordinator import Coordinator, Look, Policy, Window, missing_note
 from eroica.degradation import Change, Trigger
-from eroica.diagnosis import Context, diagnose_in_detail
+from eroica.diagnosis import diagnose_in_detail
 from eroica.errors import EroicaError
 from eroica.findings import Detail, Diagnosis, Verdict, to_json
 from eroica.job import parse_ranks
@@ -150,14 +151,13 @@ class _Watcher:
             self._say_once(f"a window of {window.num_steps} steps gave nothing: {missing_note(window)}")
             return
         stacked = stack(list(window.summaries.values()))
-        note = missing_note(window)
-        context = Context(
+        context = replace(
+            context_of(window.histories, window.counters, window.problems, window.cause),
             job=self._plan.job,
             created=_now(),
             version=__version__,
             trigger=window.trigger,
             baseline=self._baseline,
-            notes=(note,) if note else (),
         )
         diagnosis, detail = diagnose_in_detail(stacked, context)
         if window.trigger == "baseline":
