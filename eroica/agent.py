@@ -13,6 +13,7 @@ import time
 from collections import deque
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -292,12 +293,12 @@ class Agent:
 
 def _history(entry: _Rank, shift_ns: int) -> History:
     """`shift_ns`: from CLOCK_MONOTONIC to the wall clock."""
-    laps = list(entry.watch.iterations)[-MOST_LAPS:]
+    laps = list(entry.watch.iterations)[-MOST_LAPS - 1 :]
     since_ns = laps[0].start_ns if laps else 0
     return History(
         laps=tuple(
-            Lap(lap.step, lap.start_ns + shift_ns, lap.duration_ns, lap.pause.value if lap.pause else "")
-            for lap in laps
+            Lap(before.step, lap.start_ns + shift_ns, lap.duration_ns, lap.pause.value if lap.pause else "")
+            for before, lap in pairwise(laps)
         ),
         spans=tuple(
             Span(_span_name(record), record.step, record.begin_ns + shift_ns, record.duration_ns or 0)

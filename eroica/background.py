@@ -25,7 +25,7 @@ class Lap:
     """One iteration that is over."""
 
     step: int
-    """Raw count at its end."""
+    """Raw count at its begin: the number of its `ProfilerStep#` mark, should it be captured."""
     start_ns: int
     duration_ns: int
     pause: str
@@ -61,15 +61,21 @@ def context_of(
     counters: Mapping[str, Sequence[Counted]],
     problems: Mapping[int, str],
     cause: Trigger | None,
+    window: range,
 ) -> Context:
     """`counters`: by host; `problems`: why a rank gave no capture; `cause`: what was noticed, None for windows that
-    nothing triggered."""
+    nothing triggered; `window`: raw counts from its begin to its end."""
+
+    def counts(lap: Lap) -> bool:
+        # Evaluations explain themselves, and so do earlier windows. Saves and compilations do not.
+        return lap.pause in ("", "checkpoint", "compile") or (lap.pause == "capture" and lap.step in window)
+
     return Context(
         environment=_environment({rank: history.environment for rank, history in histories.items()}),
         series=[
             Series(rank, tuple(lap.step for lap in laps), tuple(lap.duration_ns / 1e9 for lap in laps))
             for rank, history in sorted(histories.items())
-            if (laps := [lap for lap in history.laps if not lap.pause])
+            if (laps := [lap for lap in history.laps if counts(lap)])
         ],
         onset=_onset(histories, cause) if cause is not None else None,
         phases=[
@@ -119,12 +125,10 @@ def _onset(histories: Mapping[int, History], cause: Trigger) -> int | None:
             if not lap.pause and lap.step <= cause.step:
                 by_step.setdefault(lap.step, []).append(lap.duration_ns)
     steps = sorted(by_step)
-    onset, num_slow, num_seen = None, 0, 0
-    for step in reversed(steps):
-        num_seen += 1
-        is_slow = median(by_step[step]) > middle_ns
-        num_slow += is_slow
-        if is_slow:
+    onset, num_slow = None, 0
+    for num_seen, step in enumerate(reversed(steps), start=1):
+        if median(by_step[step]) > middle_ns:
+            num_slow += 1
             onset = step
         if num_slow < MOSTLY * num_seen:
             break

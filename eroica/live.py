@@ -152,7 +152,13 @@ class _Watcher:
             return
         stacked = stack(list(window.summaries.values()))
         context = replace(
-            context_of(window.histories, window.counters, window.problems, window.cause),
+            context_of(
+                window.histories,
+                window.counters,
+                window.problems,
+                window.cause,
+                range(window.start, window.start + window.num_steps),
+            ),
             job=self._plan.job,
             created=_now(),
             version=__version__,
