@@ -60,6 +60,11 @@ def _is_workers(view: RankView) -> bool:
     return is_lost or _WORKER.search(view.exception) is not None
 
 
+def is_of_worker(error: str) -> bool:
+    """The words by which torch's loader says that a worker process of its own has gone."""
+    return _WORKER.search(error) is not None
+
+
 def followers(views: Mapping[int, RankView]) -> list[Suspect]:
     """Where nothing else was found: everybody who left did so by an error of communication."""
     ranks = frozenset(rank for rank, view in views.items() if is_follower(view))

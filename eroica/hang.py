@@ -29,7 +29,7 @@ from eroica.findings import (
     Verdict,
     Window,
 )
-from eroica.gone import departures, exit_words, followers, is_follower
+from eroica.gone import departures, exit_words, followers, is_follower, is_of_worker
 from eroica.job import format_missing, format_ranks
 from eroica.locking import entanglement
 from eroica.looking import (
@@ -274,6 +274,19 @@ def _culprit(look: Look, rank: int) -> Suspect:
             *(tuple(evidence), function),
             kind="hang" if over else "paused",
             advice="nothing, if it ends by itself; else do it on all ranks alike, or while the others work on",
+        )
+    if view.no_batch:
+        is_worker = is_of_worker(view.no_batch)
+        text = f"{who}: gets no batch{at}: {view.no_batch}; it goes on without, and never comes to what others wait in"
+        evidence.append(Evidence(f"{who}: calls for a batch end by {view.no_batch}", "ring", {}))
+        return Suspect(
+            *("dead_worker" if is_worker else "input_pipeline", "rank", frozenset({rank})),
+            *("established" if is_worker else "supported", text),
+            tuple(evidence),
+            function,
+            advice="find out why the worker was killed (out of memory: the kernel's log); a loop must not swallow this"
+            if is_worker
+            else "mend what raises this; a loop that swallows it leaves the other ranks behind",
         )
     if done.what in ("loader", "queue"):
         dead = [child for child in view.children if child.state == "dead" and child.exit_status not in (0, None)]

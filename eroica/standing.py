@@ -155,7 +155,9 @@ class RankView:
     phase_s: float = 0.0
     num_steps: int = 0
     silent_s: float | None = None
-    """Since the last beginning or end of anything; None if unknown."""
+    """Since the last beginning or end of anything that is progress; None if unknown."""
+    no_batch: str = ""
+    """The error by which its last call for a batch ended, if no batch has come since."""
     threads: tuple[Thread, ...] = ()
     no_stack: str = ""
     """Why there are no threads, and the way out."""

@@ -150,11 +150,14 @@ def limit_s_of(flights: Sequence[Flight]) -> float:
 def view_of(flight: Flight, process: Process, clock_ns: int) -> RankView:
     """One rank. `clock_ns`: CLOCK_MONOTONIC of this host, now."""
     words = flight.words
-    # Other threads collect garbage and sample frames: that is no sign of life of the one that trains.
+    # Other threads collect garbage and sample frames: that is no sign of life of the one that trains. Neither is a call
+    # for a batch that fails, however often a loop repeats it, nor the next call after one.
+    no_batch = _no_batch(flight)
     moments = [
         record.begin_ns + (record.duration_ns or 0)
         for record in flight.records
         if record.kind not in (ring.GC, ring.CAPTURE)
+        and not (no_batch and record.kind == ring.NEXT and (record.raised or record.duration_ns is None))
     ]
     moments += [record.begin_ns for record in flight.unrecorded()]
     last_ns = max(moments, default=flight.identity.monotonic_ns)
@@ -185,6 +188,7 @@ def view_of(flight: Flight, process: Process, clock_ns: int) -> RankView:
         phase_s=max(0, until_ns - phase_ns) / 1e9 if phase else 0.0,
         num_steps=words[ring.NUM_STEPS],
         silent_s=max(0, clock_ns - last_ns) / 1e9 if is_here else None,
+        no_batch=no_batch,
         threads=process.threads,
         no_stack=process.no_stack,
         stack_source=process.stack_source,
@@ -277,6 +281,19 @@ def _is_last(flight: Flight, key: str) -> bool:
             begins = (record.begin_ns for record in flight.records if record.kind != ring.GC)
             return not isinstance(at_ns, int) or max(begins, default=0) <= at_ns
     return False
+
+
+def _no_batch(flight: Flight) -> str:
+    """The error of the last call for a batch, if none has come since and no step was taken."""
+    note = next((note for note in reversed(flight.notes) if "no_batch" in note), None)
+    if note is None or not isinstance(at_ns := note.get("clock_ns"), int):
+        return ""
+    came = (
+        record.begin_ns + (record.duration_ns or 0)
+        for record in flight.records
+        if record.duration_ns is not None and not record.raised and record.kind in (ring.NEXT, ring.STEP)
+    )
+    return str(note["no_batch"])[:500] if max(came, default=0) <= at_ns else ""
 
 
 def _beside(folder: Path, flight: Flight, suffix: str) -> Path | None:

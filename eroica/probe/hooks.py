@@ -87,6 +87,7 @@ def _loader(module: Any) -> None:
             _next_ended(ring, number, begin_ns, True)
             if not isinstance(error, StopIteration):
                 recorder.capture.interrupted(ring)
+                recorder.missed(error)
             raise
         _next_ended(ring, number, begin_ns, False)
         return batch

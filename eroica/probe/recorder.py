@@ -32,6 +32,8 @@ LONG_GC_NS = 200_000
 """Collections of a younger generation are recorded from this length on, 0.2 % of a step of 100 ms. All are summed."""
 _PASSING = (StopIteration, StopAsyncIteration, GeneratorExit, SystemExit, KeyboardInterrupt)
 """What leaves a loop without anything being wrong."""
+MOST_MISSED = 16
+"""Notes on batches that did not come; a ring has little room."""
 _MOST_TEXT = 300
 """Characters of an exception's message that a note keeps; a ring has room for some hundred such notes."""
 
@@ -61,6 +63,7 @@ class Recorder:
         """Another process is the rank that the environment names; only a process group would make this one a rank."""
         self._gc_begin_ns = 0
         self._gc_number = 0
+        self._num_missed = 0
 
     def arm(self) -> Ring | None:
         """Make the ring, if this is a rank; called at each event until it has one. Raises nothing."""
@@ -153,6 +156,17 @@ class Recorder:
             if error is not None and not isinstance(error, _PASSING):
                 entry |= {"exception": _text(error), "at": _where(error.__traceback__)}
             ring.note(**entry)
+        except Exception as fault:
+            self.fail(fault)
+
+    def missed(self, error: BaseException) -> None:
+        """A loader's next ended by an error: some loops swallow it and go on without batches."""
+        ring = self.ring
+        if ring is None or self._num_missed == MOST_MISSED:
+            return
+        try:
+            self._num_missed += 1
+            ring.note(no_batch=_text(error), at=_where(error.__traceback__), clock_ns=time.monotonic_ns())
         except Exception as fault:
             self.fail(fault)
 
