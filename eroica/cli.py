@@ -279,7 +279,9 @@ def _teller(folder: Path) -> Callable[[Incident], None]:
         if failure is None:
             with open(folder / "incidents.jsonl", "a", encoding="utf-8") as history:
                 history.write(history_line(incident, names) + "\n")
-        if sys.stderr is not None:
+        if diagnosis.kind == "healthy":
+            _say(f"eroica: a window was taken ({diagnosis.window.trigger}), and {diagnosis.verdict.summary}")
+        elif sys.stderr is not None:
             with contextlib.suppress(OSError):
                 sys.stderr.write(_encodable(_render(diagnosis, incident.detail, "text"), sys.stderr.encoding) + "\n")
                 sys.stderr.flush()

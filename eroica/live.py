@@ -121,6 +121,7 @@ class _Watcher:
         self._said: set[str] = set()
         self._paused: Verdict | None = None
         self.num_troubles = 0
+        self._is_trouble_told = False
 
     def look(self) -> None:
         """One round."""
@@ -200,12 +201,15 @@ class _Watcher:
             Change.RECURRING: "without slow iterations",
             Change.STALLED: "going on",
         }
-        if trigger.ended in what:
+        # Of what was never told nobody wants to hear that it is over.
+        if trigger.ended in what and self._is_trouble_told:
+            self._is_trouble_told = False
             self._say(f"rank {rank} is {what[trigger.ended]}: {trigger.observed_ns / 1e6:.1f} ms")
 
     def _report(self, diagnosis: Diagnosis, detail: Detail | None, noticed_ns: int | None, window: int | None) -> None:
         if diagnosis.kind not in ("healthy", "no_data"):
             self.num_troubles += 1
+            self._is_trouble_told = True
         self._tell(
             Incident(
                 diagnosis=diagnosis,
