@@ -72,15 +72,16 @@ def test_a_window_holds_the_steps_that_were_agreed_on(said: dict[str, object], f
     assert iterations.by == "ProfilerStep" and iterations.count == 3
     first = int(iterations.steps[0])
     assert iterations.steps.tolist() == [first, first + 1, first + 2]
-    # The marks, by our clock, and the operators, by torch's, agree: each step's update lies in its iteration.
+    # The marks, by our clock, and the operators, by torch's, agree: each step's update begins in its iteration. (It ends
+    # after our hook has taken the time, and on a busy host much later.)
     updates = [
-        start + length
-        for start, length, name in zip(trace.ts_ns.tolist(), trace.dur_ns.tolist(), trace.name.tolist(), strict=True)
+        start
+        for start, name in zip(trace.ts_ns.tolist(), trace.name.tolist(), strict=True)
         if trace.strings[name].startswith("Optimizer.step#")
     ]
     assert len(updates) == 3
-    for end, low, high in zip(updates, iterations.bounds_ns[:-1], iterations.bounds_ns[1:], strict=True):
-        assert low < end <= high + 1_000_000
+    for start, low, high in zip(updates, iterations.bounds_ns[:-1], iterations.bounds_ns[1:], strict=True):
+        assert low < start < high
     assert summarize(trace).num_iterations == 3
 
 
