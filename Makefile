@@ -9,9 +9,9 @@ CODE := $(wildcard eroica mcp_server tests evals bench)
 
 help:
 	@echo 'make demo    a real four-rank training with a planted fault, diagnosed'
-	@echo 'make test    every test, the demos included'
-	@echo 'make test-full  the same, the report in a real browser (apt-get install chromium), and training under'
-	@echo '             transformers, accelerate, Lightning and torchdata, which it installs'
+	@echo 'make test    the tests, live demos included'
+	@echo 'make test-full  all of them: every demo and hang, the report in a real browser (apt-get install chromium), and'
+	@echo '             training under transformers, accelerate, Lightning and torchdata, which it installs'
 	@echo 'make check   format, lint, types, layers and the quick tests, under a minute'
 	@echo 'make bench   speed, with the peers measured beside it'
 	@echo 'make evals   right answers and false blames on synthetic clusters with planted faults'
@@ -24,7 +24,7 @@ demo: $(READY)
 # The demos measure real processes, so they run alone, after the tests that share the cores.
 test: $(READY)
 	$(BIN)/pytest -q -n 2 -m 'not e2e and not full'
-	$(BIN)/pytest -q -m e2e
+	$(BIN)/pytest -q -m 'e2e and not full'
 
 # What needs more: a browser (apt-get install chromium), and the frameworks that people train with.
 test-full: test $(VENV)/.frameworks

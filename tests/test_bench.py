@@ -124,6 +124,7 @@ def test_the_overhead_of_a_window_is_told_in_units_of_the_median_step_before_it(
 
 
 @pytest.mark.e2e
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["bare", "on demand, no frames", "eroica in process, sampled frames"])
 def test_each_kind_of_training_of_the_overhead_bench_can_be_measured(name: str) -> None:
     (kind,) = (kind for kind in KINDS if kind.name == name)

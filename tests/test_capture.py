@@ -165,7 +165,7 @@ def test_a_process_that_ends_inside_of_a_window_ends_as_it_would(tmp_path: Path,
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("frames", [Frames.SAMPLED, Frames.TRACED])
+@pytest.mark.parametrize("frames", [Frames.SAMPLED, pytest.param(Frames.TRACED, marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     ("fault", "cause", "function"),
     [("slow_input", "input_pipeline", "__getitem__"), ("backward_delay", "host_python", "log_gradient")],

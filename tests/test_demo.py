@@ -19,6 +19,8 @@ from eroica.findings import CAUSES, KINDS, SCOPES, Finding, FunctionName
 from tests import samples
 
 SCRIPT = Path(demo.__file__).parent / "demos" / "train.py"
+ALWAYS = ("slow_input", "gc_rotating", "checkpoint_rank0", "missing_rank", "dead_worker", "healthy")
+"""Run by `make test`; the others take `make test-full`."""
 PLANTED = demo.Planted(
     fault="slow_input",
     kind="slow",
@@ -55,6 +57,7 @@ def _is_dying(process: Path) -> bool:
 
 
 @pytest.mark.e2e
+@pytest.mark.full
 @pytest.mark.parametrize("fault", sorted(demo.FAULTS.keys() - demo.HANGS - {"healthy"}))
 def test_a_slow_fault_is_planted_at_its_step_and_written_down_with_lines_of_the_script(
     fault: str, tmp_path: Path
@@ -72,6 +75,7 @@ def test_a_slow_fault_is_planted_at_its_step_and_written_down_with_lines_of_the_
 
 
 @pytest.mark.e2e
+@pytest.mark.full
 def test_a_healthy_training_plants_nothing(tmp_path: Path) -> None:
     planted = train(demo.Plan(fault="healthy", num_ranks=2, after=4, num_steps=6), tmp_path)
     assert planted is not None and planted.kind == "healthy" and "nothing" in str(planted)
@@ -79,7 +83,9 @@ def test_a_healthy_training_plants_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("fault", sorted(demo.FAULTS))
+@pytest.mark.parametrize(
+    "fault", [pytest.param(name, marks=[] if name in ALWAYS else [pytest.mark.full]) for name in sorted(demo.FAULTS)]
+)
 def test_every_demo_is_diagnosed_as_planted_and_ends_with_all_its_processes(fault: str, tmp_path: Path) -> None:
     steps = ["--steps=400"] if fault == "healthy" else []
     ended = subprocess.run(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from eroica import cli
 from eroica.findings import Diagnosis
@@ -90,17 +91,26 @@ def _halted(folder: Path, fault: str) -> Diagnosis:
         return found
 
 
+def _full(*values: str) -> ParameterSet:
+    """For `make test-full` only."""
+    return pytest.param(*values, marks=pytest.mark.full)
+
+
 @pytest.mark.parametrize(
     ("fault", "kind", "cause", "ranks", "confidence", "says"),
     [
         ("missing", "hang", "missing_rank", "1", "established", r"allreduce 4 of default_pg.*in decode.*hang_job.py"),
-        ("backward", "hang", "missing_rank", "1", "established", r"allreduce .* of default_pg.*in decode"),
-        ("skipped", "hang", "collective_mismatch", "1", "established", r"barrier where .*left a call out in step 5"),
+        _full("backward", "hang", "missing_rank", "1", "established", r"allreduce .* of default_pg.*in decode"),
+        _full(
+            "skipped", "hang", "collective_mismatch", "1", "established", r"barrier where .*left a call out in step 5"
+        ),
         ("order", "hang", "deadlock", "0", "established", r"rank 0 in allreduce 1 of group 2 .*hang_job.py:\d+"),
-        ("operation", "hang", "collective_mismatch", "2", "established", r"broadcast of 16 bytes.*allreduce of 16"),
+        _full(
+            "operation", "hang", "collective_mismatch", "2", "established", r"broadcast of 16 bytes.*allreduce of 16"
+        ),
         ("size", "hang", "collective_mismatch", "2", "established", r"allreduce of 32 bytes.*allreduce of 16 bytes"),
-        ("receive", "hang", "deadlock", "0-1", "established", r"recv 1 .*each waits for the other"),
-        ("queue_worker", "hang", "dead_worker", "1", "established", r"queue_worker.*killed by SIGKILL"),
+        _full("receive", "hang", "deadlock", "0-1", "established", r"recv 1 .*each waits for the other"),
+        _full("queue_worker", "hang", "dead_worker", "1", "established", r"queue_worker.*killed by SIGKILL"),
         (
             "lock",
             "hang",
@@ -109,12 +119,12 @@ def _halted(folder: Path, fault: str) -> Diagnosis:
             "supported",
             r"waits for SECOND .*holding FIRST; thread prefetch waits for FI",
         ),
-        ("cleans_up", "hang", "collective_mismatch", "1", "established", r"barrier .*stands in a `finally` block"),
-        ("leaves", "hang", "missing_rank", "1", "established", r"in leaves.*it has taken its process group down"),
+        _full("cleans_up", "hang", "collective_mismatch", "1", "established", r"barrier .*stands in a `finally` block"),
+        _full("leaves", "hang", "missing_rank", "1", "established", r"in leaves.*it has taken its process group down"),
         ("goodbye", "hang", "exception", "1", "established", r"ValueError: no such batch at .*hang_job.py:\d+"),
         ("checkpoint", "paused", "checkpoint_io", "0", "supported", r"saves a checkpoint for .*write \(.*hang_job.py"),
-        ("evaluation", "paused", "none", "0", "supported", r"evaluates for .*evaluate \(.*hang_job.py"),
-        ("gil", "hang", "missing_rank", "1", "established", r"in gil at .*holding the GIL"),
+        _full("evaluation", "paused", "none", "0", "supported", r"evaluates for .*evaluate \(.*hang_job.py"),
+        _full("gil", "hang", "missing_rank", "1", "established", r"in gil at .*holding the GIL"),
     ],
 )
 def test_a_real_hang_is_explained_from_outside(
@@ -131,9 +141,9 @@ def test_a_real_hang_is_explained_from_outside(
 @pytest.mark.parametrize(
     ("fault", "cause", "says"),
     [
-        ("raises", "exception", r"rank 1: ValueError: no such batch at .*hang_job.py:\d+"),
+        _full("raises", "exception", r"rank 1: ValueError: no such batch at .*hang_job.py:\d+"),
         ("killed", "dead_worker", r"rank 1: the process died \(killed by SIGKILL\)"),
-        ("loader_worker", "dead_worker", r"rank 1: (RuntimeError: DataLoader worker|ConnectionResetError)"),
+        _full("loader_worker", "dead_worker", r"rank 1: (RuntimeError: DataLoader worker|ConnectionResetError)"),
     ],
 )
 def test_a_rank_that_left_is_told_from_those_that_followed(tmp_path: Path, fault: str, cause: str, says: str) -> None:
@@ -145,6 +155,7 @@ def test_a_rank_that_left_is_told_from_those_that_followed(tmp_path: Path, fault
     assert re.search(says, found.verdict.summary), found.verdict.summary
 
 
+@pytest.mark.full
 def test_a_stopped_rank_is_named_as_stopped_and_left_so(tmp_path: Path) -> None:
     with _job(tmp_path, "stopped") as job:
         os.kill(job.ranks[1].pid, signal.SIGSTOP)

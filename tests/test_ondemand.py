@@ -288,6 +288,7 @@ def test_a_training_with_forked_loader_workers_records_exactly_the_steps_that_we
 
 
 @pytest.mark.e2e
+@pytest.mark.full
 def test_two_jobs_at_once_have_an_end_point_each(tmp_path: Path, point: OnDemand) -> None:
     other = OnDemand(tmp_path / "other")
     jobs = [Job(tmp_path / "a", point), Job(tmp_path / "b", other)]
@@ -301,6 +302,7 @@ def test_two_jobs_at_once_have_an_end_point_each(tmp_path: Path, point: OnDemand
 
 
 @pytest.mark.e2e
+@pytest.mark.full
 def test_a_training_goes_on_in_silence_when_its_agent_is_killed_or_closed_or_its_folder_is_deleted(
     tmp_path: Path, point: OnDemand
 ) -> None:
@@ -336,6 +338,7 @@ def test_a_training_goes_on_in_silence_when_its_agent_is_killed_or_closed_or_its
 
 
 @pytest.mark.e2e
+@pytest.mark.full
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can play another user")
 def test_another_user_cannot_reach_the_training(tmp_path: Path, point: OnDemand) -> None:
     job = Job(tmp_path / "a", point)
@@ -352,6 +355,7 @@ def test_another_user_cannot_reach_the_training(tmp_path: Path, point: OnDemand)
 
 
 @pytest.mark.e2e
+@pytest.mark.full
 @pytest.mark.parametrize(("fault", "culprit"), [("slow_input", 2), ("backward_delay", 1)])
 def test_the_traces_of_a_job_that_runs_none_of_our_code_name_rank_function_and_line(
     tmp_path: Path, point: OnDemand, fault: str, culprit: int

@@ -23,6 +23,7 @@ SPIN = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nprint(flush
 
 
 @pytest.mark.e2e
+@pytest.mark.full
 def test_a_rank_that_shares_its_core_with_a_busy_process_has_cpu_contention_and_the_process_is_named(
     tmp_path: Path,
 ) -> None:
