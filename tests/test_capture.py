@@ -72,7 +72,7 @@ def test_a_window_holds_the_steps_that_were_agreed_on(said: dict[str, object], f
     assert iterations.by == "ProfilerStep" and iterations.count == 3
     first = int(iterations.steps[0])
     assert iterations.steps.tolist() == [first, first + 1, first + 2]
-    # The marks, by our clock, and the operators, by torch's, agree: each step's update begins in its iteration. (It ends
+    # The marks, by our clock, and the operators, by torch's, agree: each update begins in its iteration. (It ends
     # after our hook has taken the time, and on a busy host much later.)
     updates = [
         start
