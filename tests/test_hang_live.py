@@ -108,10 +108,12 @@ def _full(*values: str) -> ParameterSet:
         _full(
             "operation", "hang", "collective_mismatch", "2", "established", r"broadcast of 16 bytes.*allreduce of 16"
         ),
-        ("size", "hang", "collective_mismatch", "2", "established", r"allreduce of 32 bytes.*allreduce of 16 bytes"),
+        _full(
+            "size", "hang", "collective_mismatch", "2", "established", r"allreduce of 32 bytes.*allreduce of 16 bytes"
+        ),
         _full("receive", "hang", "deadlock", "0-1", "established", r"recv 1 .*each waits for the other"),
         _full("queue_worker", "hang", "dead_worker", "1", "established", r"queue_worker.*killed by SIGKILL"),
-        (
+        _full(
             "lock",
             "hang",
             "deadlock",
@@ -121,8 +123,15 @@ def _full(*values: str) -> ParameterSet:
         ),
         _full("cleans_up", "hang", "collective_mismatch", "1", "established", r"barrier .*stands in a `finally` block"),
         _full("leaves", "hang", "missing_rank", "1", "established", r"in leaves.*it has taken its process group down"),
-        ("goodbye", "hang", "exception", "1", "established", r"ValueError: no such batch at .*hang_job.py:\d+"),
-        ("checkpoint", "paused", "checkpoint_io", "0", "supported", r"saves a checkpoint for .*write \(.*hang_job.py"),
+        _full("goodbye", "hang", "exception", "1", "established", r"ValueError: no such batch at .*hang_job.py:\d+"),
+        (
+            "checkpoint",
+            "paused",
+            "checkpoint_io",
+            "0",
+            "established",
+            r"saves a checkpoint for .*write \(.*hang_job.py",
+        ),
         _full("evaluation", "paused", "none", "0", "supported", r"evaluates for .*evaluate \(.*hang_job.py"),
         _full("gil", "hang", "missing_rank", "1", "established", r"in gil at .*holding the GIL"),
     ],

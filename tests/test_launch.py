@@ -444,6 +444,7 @@ def _torchrun(*options: str) -> list[str]:
 
 
 @pytest.mark.e2e
+@pytest.mark.full
 def test_torchrun_is_watched_through_its_restarts(tmp_path: Path) -> None:
     done = _run(_environ(tmp_path), *_torchrun("--max-restarts", "1"), "--fail-once", str(tmp_path / "failed"))
     assert done.stdout.count("trained") == 2, done.stderr

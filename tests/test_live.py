@@ -126,13 +126,13 @@ def test_an_exception_on_one_rank_is_told_as_such(tmp_path: Path) -> None:
 
 @pytest.mark.e2e
 def test_training_outlives_a_watcher_that_is_killed_and_leaves_nothing(tmp_path: Path) -> None:
-    process = subprocess.Popen(
+    with subprocess.Popen(
         watched(job("260"), tmp_path), env=environment(tmp_path), stdout=subprocess.PIPE, text=True, cwd=tmp_path
-    )
-    rings = tmp_path / "runtime" / "eroica"
-    wait_for(lambda: len(list(rings.glob("*/*.ring"))) == 2, "two rings")
-    process.send_signal(signal.SIGKILL)
-    assert process.stdout is not None and "trained 260" in process.stdout.read()
+    ) as process:
+        rings = tmp_path / "runtime" / "eroica"
+        wait_for(lambda: len(list(rings.glob("*/*.ring"))) == 2, "two rings")
+        process.send_signal(signal.SIGKILL)
+        assert process.stdout is not None and "trained 260" in process.stdout.read()
     wait_for(lambda: not leftovers(tmp_path), "the folder of rings to go")
 
 
