@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -20,7 +21,7 @@ from statistics import median
 from eroica import bus, ring, samplers, views
 from eroica.background import History, Lap, Span
 from eroica.bus import Abort, Commit, LookCloser, Message, Prepare
-from eroica.captures import capture_path, summarize_capture
+from eroica.captures import Readers, capture_path, summarize_capture
 from eroica.commands import Command, Frames, State, Unit, Verb, parse_answer
 from eroica.errors import DataError, EroicaError
 from eroica.marks import Watch
@@ -29,6 +30,7 @@ from eroica.ring import Record, Tail
 from eroica.samplers import open_samplers
 from eroica.samplers.evidence import counters, samples_for
 from eroica.samplers.recorder import Recorder
+from eroica.trace import Samples
 
 MOST_SPANS = 512
 MOST_LAPS = 300
@@ -73,18 +75,32 @@ class _Rank:
                 self.is_single = note["placed"] == "single"
 
 
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """A capture that is being reduced."""
+
+    window: int
+    rank: int
+    history: History
+    path: str
+    world_size: int
+    samples: Samples | None
+    is_second: bool = False
+    """The first reader was killed."""
+
+
 class Agent:
     """See the module."""
 
-    def __init__(self, folder: Path, link: bus.Bus, *, host: str, executor: Executor) -> None:
-        """`folder`: where the ranks of this host leave their rings. `executor`: for the reading of captures."""
+    def __init__(self, folder: Path, link: bus.Bus, *, host: str, readers: Readers) -> None:
+        """`folder`: where the ranks of this host leave their rings. `readers`: of captures."""
         self.folder = folder
         self._bus = link
         self._host = host
-        self._executor = executor
+        self._readers = readers
         self._rings: dict[Path, _Rank] = {}
         self._refused: set[Path] = set()
-        self._pending: dict[Future[bytes | str], tuple[int, int, History]] = {}
+        self._pending: dict[Future[bytes | str], _Reading] = {}
         self._commands: dict[int, Prepare] = {}
         self._counted: set[int] = set()
         """Windows whose counters were told."""
@@ -218,10 +234,9 @@ class Agent:
         begin_ns, end_ns = (at + shift_ns for at in entry.captures.pop(window, (0, 0)))
         samples = samples_for(self._recorder, self._sampled_rank(entry), begin_ns, end_ns)
         path = capture_path(entry.tail.path.parent, window, rank)
-        future = self._executor.submit(
-            summarize_capture, str(path), rank, entry.words[ring.WORLD_SIZE], self._host, samples
+        self._read(
+            _Reading(window, rank, _history(entry, shift_ns), str(path), entry.words[ring.WORLD_SIZE], samples)
         )
-        self._pending[future] = window, rank, _history(entry, shift_ns)
         if window not in self._counted:
             self._counted.add(window)
             counted = tuple(counters(self._recorder, begin_ns, end_ns))
@@ -233,17 +248,30 @@ class Agent:
     def _sampled_rank(self, entry: _Rank) -> samplers.Rank:
         return samplers.Rank(entry.words[ring.RANK], entry.tail.identity.pid)
 
+    def _read(self, reading: _Reading) -> None:
+        path, rank, world_size, samples = reading.path, reading.rank, reading.world_size, reading.samples
+        future = self._readers.submit(summarize_capture, path, rank, world_size, self._host, samples)
+        self._pending[future] = reading
+
     def _collect(self) -> None:
         for future in [future for future in self._pending if future.done()]:
-            window, rank, history = self._pending.pop(future)
+            reading = self._pending.pop(future)
             try:
                 result = future.result()
-            except Exception as error:  # a worker that was killed, above all
+            except BrokenProcessPool:
+                # One that was killed takes the others down. Twice is enough: it may be this capture that is too large.
+                if not reading.is_second:
+                    self._read(replace(reading, is_second=True))
+                    continue
+                result = "could not be summarized: the process that read its capture was killed"
+            except Exception as error:
                 result = f"could not be summarized: {type(error).__name__}: {error}"
+            window, rank = reading.window, reading.rank
             if isinstance(result, bytes):
-                self._bus.publish(bus.Summarized(window=window, rank=rank, summary=result, history=history))
+                told = bus.Summarized(window=window, rank=rank, summary=result, history=reading.history)
             else:
-                self._bus.publish(bus.Summarized(window=window, rank=rank, summary=None, problem=result))
+                told = bus.Summarized(window=window, rank=rank, summary=None, problem=result)
+            self._bus.publish(told)
 
     def _take(self, message: Message) -> None:
         if isinstance(message, Prepare):

@@ -8,8 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
+from multiprocessing import get_context, resource_tracker
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from eroica.codec import write_summary
 from eroica.errors import DataError, UserError
@@ -19,6 +25,46 @@ from eroica.trace import Samples, read_trace
 
 NICENESS = 10
 """Of a process that reads captures: it shares the host with the training."""
+MOST_READERS = 4
+"""Processes that read captures at once, if the host has twice as many cores."""
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class Readers:
+    """The processes that read captures: started when the first one comes, so that a job that stays well never pays for
+    them, and started anew when one was killed, as the kernel may do where memory is short."""
+
+    def __init__(self) -> None:
+        self._pool: ProcessPoolExecutor | None = None
+
+    def submit(self, work: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
+        """Have `work` done by one of them. Its result raises BrokenProcessPool if one of them was killed meanwhile."""
+        if self._pool is not None:
+            try:
+                return self._pool.submit(work, *args, **kwargs)
+            except BrokenProcessPool:
+                self._pool.shutdown(wait=True)
+        self._pool = _pool()
+        return self._pool.submit(work, *args, **kwargs)
+
+    def close(self) -> None:
+        """End them; what they had not begun is dropped."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+            self._pool = None
+
+
+def _pool() -> ProcessPoolExecutor:
+    # The process that clears up after us warns of what it finds if we are killed, on the stderr of the job.
+    quiet = "ignore:resource_tracker:UserWarning"
+    sys.warnoptions.append(quiet)
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        sys.warnoptions.remove(quiet)
+    num = max(1, min(MOST_READERS, (os.cpu_count() or 2) // 2))
+    return ProcessPoolExecutor(num, get_context("spawn"), initializer=lower_priority)
 
 
 def capture_path(folder: Path, window: int, rank: int) -> Path:

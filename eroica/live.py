@@ -15,15 +15,14 @@ import socket
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from multiprocessing import get_context
 from pathlib import Path
 
-from eroica import __version__, bus, captures, hang
+from eroica import __version__, bus, hang
 from eroica.agent import Agent
 from eroica.background import context_of
+from eroica.captures import Readers
 from eroica.coordinator import Coordinator, Look, Policy, Window, missing_note
 from eroica.degradation import Change, Trigger
 from eroica.diagnosis import diagnose_in_detail
@@ -82,7 +81,7 @@ def run(plan: Run, tell: Callable[[Incident], None], say: Callable[[str], None])
         except Exception as error:  # a fault of ours, too: the job must not lose its parent and its status to it
             at = traceback.extract_tb(error.__traceback__)[-1]
             place = "" if isinstance(error, (EroicaError, OSError)) else f" ({Path(at.filename).name}:{at.lineno})"
-            say(f"eroica stopped watching: {type(error).__name__}: {error}{place}; the job goes on")
+            say(f"stopped watching: {type(error).__name__}: {error}{place}; the job goes on")
         finally:
             if watcher is not None:
                 watcher.close()
@@ -111,8 +110,8 @@ class _Watcher:
         self._tell = tell
         self._say = say
         self._bus = bus.Bus()
-        self._executor = _readers()
-        self._agent = Agent(folder, self._bus, host=socket.gethostname(), executor=self._executor)
+        self._readers = Readers()
+        self._agent = Agent(folder, self._bus, host=socket.gethostname(), readers=self._readers)
         self._coordinator = Coordinator(
             self._bus.publish, self._on_window, self._on_look, self._on_recovered, plan.policy
         )
@@ -145,7 +144,7 @@ class _Watcher:
     def close(self) -> None:
         """End the processes that read captures."""
         self._agent.close()
-        self._executor.shutdown(wait=True, cancel_futures=True)
+        self._readers.close()
 
     def _on_window(self, window: Window) -> None:
         if not window.summaries:
@@ -234,13 +233,6 @@ class _Watcher:
         if text not in self._said:
             self._said.add(text)
             self._say(text)
-
-
-def _readers() -> Executor:
-    # Spawned when the first capture comes: a job that stays well never pays for them.
-    return ProcessPoolExecutor(
-        max(1, min(4, (os.cpu_count() or 2) // 2)), get_context("spawn"), initializer=captures.lower_priority
-    )
 
 
 def _now() -> str:

@@ -9,11 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from eroica.captures import Readers
 from eroica.findings import from_json
 
 pytest.importorskip("torch", reason="needs torch to train; pip install 'eroica[live]'")
@@ -134,6 +136,39 @@ def test_training_outlives_a_watcher_that_is_killed_and_leaves_nothing(tmp_path:
         process.send_signal(signal.SIGKILL)
         assert process.stdout is not None and "trained 260" in process.stdout.read()
     wait_for(lambda: not leftovers(tmp_path), "the folder of rings to go")
+
+
+def readers_of(pid: int) -> list[int]:
+    """The processes with which `eroica run` reads captures."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+@pytest.mark.slow
+def test_a_reader_of_captures_that_is_killed_is_replaced() -> None:
+    readers = Readers()
+    try:
+        first = readers.submit(os.getpid).result(TIMEOUT_S)
+        idle = readers.submit(signal.pause)
+        os.kill(first, signal.SIGKILL)
+        with pytest.raises(BrokenProcessPool):
+            idle.result(TIMEOUT_S)
+        assert readers.submit(os.getpid).result(TIMEOUT_S) != first
+    finally:
+        readers.close()
+
+
+@pytest.mark.e2e
+def test_a_window_after_its_readers_were_killed_is_diagnosed_like_any_other(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        watched(job("420", "slow", "200", "1"), tmp_path), env=environment(tmp_path), stderr=subprocess.PIPE, text=True
+    )
+    wait_for(lambda: bool(readers_of(process.pid)), "a reader of the baseline")
+    for pid in readers_of(process.pid):
+        os.kill(pid, signal.SIGKILL)
+    _, told = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0 and "stopped watching" not in told, told
+    assert [(one["kind"], one["verdict"]["ranks"]) for one in diagnoses(tmp_path)] == [("slow", "1")]
 
 
 @pytest.mark.e2e
