@@ -9,6 +9,7 @@ called some ten times a second by whoever owns the loop (`live`). Losing it cost
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections import deque
 from concurrent.futures import Future
@@ -18,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from eroica import bus, ring, samplers, views
+from eroica import bus, processes, ring, samplers, views
 from eroica.background import History, Lap, Span
 from eroica.bus import Abort, Commit, LookCloser, Message, Prepare
 from eroica.captures import Readers, capture_path, summarize_capture
@@ -52,7 +53,17 @@ class _Rank:
     has_group: bool = False
     is_single: bool = False
     """Its process has no rank: it counts only while no other does."""
+    job: str = ""
+    """What the ring says; "" until it was said."""
+    start: int = 0
+    """Number of the start of a training that it belongs to, from 1 in the order in which they were seen."""
+    parent: int = 0
+    """The process that started its process; 0 if unknown."""
+    training: str = ""
+    """What the elastic restarts of one training share, and no two trainings."""
     is_alive: bool = True
+    handle: int = -1
+    """Of its process: can be read once that has gone; -1: none."""
     answer: int = 0
     standing: bus.Standing | None = None
     spans: deque[Record] = field(default_factory=lambda: deque(maxlen=MOST_SPANS))
@@ -73,6 +84,14 @@ class _Rank:
         for note in notes:
             if "placed" in note:
                 self.is_single = note["placed"] == "single"
+            if not self.job and note.get("job"):
+                self.job = str(note["job"])
+
+    def let_go(self) -> None:
+        """Its process is of no interest any more."""
+        handle, self.handle = self.handle, -1
+        if handle >= 0:
+            os.close(handle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +121,10 @@ class Agent:
         self._refused: set[Path] = set()
         self._pending: dict[Future[bytes | str], _Reading] = {}
         self._commands: dict[int, Prepare] = {}
+        self._start = 0
+        """What is watched; 0 before the first ring."""
+        self._training = ""
+        self._num_starts = 0
         self._counted: set[int] = set()
         """Windows whose counters were told."""
         found, self.missing_samplers = open_samplers()
@@ -109,18 +132,74 @@ class Agent:
         link.subscribe(bus.TO_AGENTS, self._take)
 
     def ranks(self) -> dict[int, _Rank]:
-        """The rings that count: per rank the senior one of the newest start."""
-        # A parent that looks at a batch before it spawns its ranks leaves a ring of its own.
-        entries = [entry for entry in self._rings.values() if not entry.is_single] or list(self._rings.values())
-        newest = max((entry.tail.identity.generation for entry in entries), default=0)
+        """The rings that count: per rank the senior one of the start that is watched."""
         chosen: dict[int, _Rank] = {}
-        for entry in entries:
-            if entry.tail.identity.generation != newest:
-                continue
-            rank = entry.words[ring.RANK]
-            if rank not in chosen or entry.seniority > chosen[rank].seniority:
-                chosen[rank] = entry
+        for entry in self._rings.values():
+            if entry.start and entry.start == self._start:
+                rank = entry.words[ring.RANK]
+                if rank not in chosen or entry.seniority > chosen[rank].seniority:
+                    chosen[rank] = entry
         return chosen
+
+    @property
+    def events(self) -> list[int]:
+        """Handles that can be read when `poll` is due at once: a process that has died is told of by /proc only until
+        its launcher asks for it."""
+        return [entry.handle for entry in self._rings.values() if entry.handle >= 0]
+
+    @property
+    def has_others(self) -> bool:
+        """A second training runs beside the one that is watched."""
+        return any(
+            entry.start and entry.is_alive and not entry.is_single and entry.training != self._training
+            for entry in self._rings.values()
+        )
+
+    def _place(self, entry: _Rank) -> None:
+        """Find out which start of which training a new ring belongs to.
+
+        The job's name and the restart count tell most; but jobs that follow one another in one script may share both,
+        for port 29500 serves them all. Those have another parent, and begin when the others have gone.
+        """
+        identity = entry.tail.identity
+        seen = processes.process(identity.pid)
+        entry.parent = seen.parent if seen is not None and seen.start_ticks == identity.start_ticks else 0
+        named = [other for other in self._rings.values() if other.start and other.job == entry.job]
+        for other in sorted(named, key=lambda other: -other.start):
+            if other.tail.identity.generation != identity.generation:
+                continue
+            is_over = ring.is_alive(other.tail.identity) is False
+            is_sibling = not entry.is_single and entry.parent in (0, other.parent)
+            if not is_over or is_sibling or not other.parent:
+                entry.start, entry.training = other.start, other.training
+                return
+        self._num_starts += 1
+        entry.start = self._num_starts
+        latest = max(named, key=lambda other: other.start, default=None)
+        if latest is not None and latest.tail.identity.generation < identity.generation:
+            entry.training = latest.training
+        else:
+            entry.training = f"{entry.job}.{self._num_starts}"
+
+    def _choose(self) -> None:
+        """Decide which start is watched: the one that was, as long as a rank of it lives, or its own restart."""
+        current = [entry for entry in self._rings.values() if entry.start and entry.start == self._start]
+        generation = max((entry.tail.identity.generation for entry in current), default=-1)
+
+        def worth(entry: _Rank) -> tuple[bool, bool, int, int]:
+            own = entry.tail.identity.generation
+            is_ours = entry.start == self._start or (entry.training == self._training and own > generation)
+            return not entry.is_single, is_ours, own, entry.start
+
+        living = [
+            entry
+            for entry in self._rings.values()
+            # A parent that looks at a batch before it spawns its ranks leaves a ring of its own.
+            if entry.start and entry.is_alive and not (entry.is_single and entry.start < self._start)
+        ]
+        best = max(living, key=worth, default=None)
+        if best is not None:
+            self._start, self._training = best.start, best.training
 
     @property
     def is_busy(self) -> bool:
@@ -130,16 +209,10 @@ class Agent:
     def poll(self, now_ns: int) -> None:
         """Look at all rings and tell what is new. `now_ns`: CLOCK_MONOTONIC."""
         self._discover()
-        for path, entry in list(self._rings.items()):
-            try:
-                news = entry.tail.poll()
-            except (OSError, DataError):
-                entry.tail.close()
-                del self._rings[path]
-                self._refused.add(path)
-                continue
-            entry.words = news.words
-            entry.take_notes(news.notes)
+        heard = self._heard()
+        self._choose()
+        ranks = self.ranks()
+        for entry, news in heard:
             for record in news.ended:
                 if record.kind in (ring.GC, ring.PHASE):
                     entry.spans.append(record)
@@ -149,9 +222,13 @@ class Agent:
             if entry.is_alive:
                 triggers += entry.watch.check(now_ns)
             rank = entry.words[ring.RANK]
-            if self.ranks().get(rank) is not entry:
+            was_alive, entry.is_alive = entry.is_alive, ring.is_alive(entry.tail.identity) is not False
+            if not entry.is_alive:
+                entry.let_go()
+            if ranks.get(rank) is not entry:
                 continue
-            self._tell_life(entry, rank)
+            if was_alive and not entry.is_alive:
+                self._tell_death(entry, rank)
             for trigger in triggers:
                 self._bus.publish(bus.Noticed(rank=rank, trigger=trigger))
             self._tell_standing(entry, rank)
@@ -159,10 +236,30 @@ class Agent:
         self._recorder.tick(self._sampled())
         self._collect()
 
+    def _heard(self) -> list[tuple[_Rank, ring.News]]:
+        """What is new in each ring; rings that cannot be read any more are left."""
+        heard = []
+        for path, entry in list(self._rings.items()):
+            try:
+                news = entry.tail.poll()
+            except (OSError, DataError):
+                entry.tail.close()
+                entry.let_go()
+                del self._rings[path]
+                self._refused.add(path)
+                continue
+            entry.words = news.words
+            entry.take_notes(news.notes)
+            if not entry.start and entry.job:
+                self._place(entry)
+            heard.append((entry, news))
+        return heard
+
     def close(self) -> None:
         """Stop reading; files stay."""
         for entry in self._rings.values():
             entry.tail.close()
+            entry.let_go()
         self._rings.clear()
         for future in self._pending:
             future.cancel()
@@ -180,17 +277,17 @@ class Agent:
                 self._refused.add(path)
                 continue
             watch = Watch(words[ring.RANK], tail.identity.generation)
-            self._rings[path] = _Rank(tail, watch, words, [])
+            entry = self._rings[path] = _Rank(tail, watch, words, [])
+            if ring.is_alive(tail.identity):
+                with contextlib.suppress(OSError, AttributeError):
+                    entry.handle = os.pidfd_open(tail.identity.pid)
 
-    def _tell_life(self, entry: _Rank, rank: int) -> None:
-        if not entry.is_alive or ring.is_alive(entry.tail.identity) is not False:
-            return
+    def _tell_death(self, entry: _Rank, rank: int) -> None:
         # Its last words were written before it went; what `poll` saw a moment ago may be older.
         with contextlib.suppress(OSError, DataError):
             last = entry.tail.poll()
             entry.words = last.words
             entry.take_notes(last.notes)
-        entry.is_alive = False
         if entry.words[ring.STATE] == ring.ARMED or any("exception" in note for note in entry.notes):
             self._bus.publish(bus.Died(rank=rank, pid=entry.tail.identity.pid))
 
@@ -202,6 +299,7 @@ class Agent:
             host=self._host,
             rank=rank,
             world_size=max(words[ring.WORLD_SIZE], 0),
+            training=entry.training,
             generation=entry.tail.identity.generation,
             unit=watch.unit,
             count=words[ring.NUM_NEXTS if watch.unit is Unit.NEXTS else ring.NUM_STEPS],
@@ -234,9 +332,7 @@ class Agent:
         begin_ns, end_ns = (at + shift_ns for at in entry.captures.pop(window, (0, 0)))
         samples = samples_for(self._recorder, self._sampled_rank(entry), begin_ns, end_ns)
         path = capture_path(entry.tail.path.parent, window, rank)
-        self._read(
-            _Reading(window, rank, _history(entry, shift_ns), str(path), entry.words[ring.WORLD_SIZE], samples)
-        )
+        self._read(_Reading(window, rank, _history(entry, shift_ns), str(path), entry.words[ring.WORLD_SIZE], samples))
         if window not in self._counted:
             self._counted.add(window)
             counted = tuple(counters(self._recorder, begin_ns, end_ns))
@@ -287,7 +383,7 @@ class Agent:
 
     def _look(self, number: int) -> None:
         try:
-            seen = views.look_closer(self.folder)
+            seen = views.look_closer(self.folder, only={entry.tail.path for entry in self.ranks().values()})
         except (EroicaError, OSError) as error:
             looked = bus.Looked(look=number, host=self._host, views=(), notes=(str(error),))
         else:
@@ -314,8 +410,8 @@ class Agent:
                 continue
             try:
                 ring.post(entry.tail.path, word)
-            except OSError as error:
-                problem = f"has a mailbox that cannot be written ({error.strerror})"
+            except (OSError, ValueError) as error:  # deleted, or cut short
+                problem = f"has a mailbox that cannot be written ({error})"
                 self._bus.publish(bus.Summarized(window=window.window, rank=rank, summary=None, problem=problem))
 
 

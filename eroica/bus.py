@@ -28,6 +28,8 @@ class Standing:
     """0 if unknown."""
     generation: int
     """Start of the job that this rank belongs to."""
+    training: str = ""
+    """Which job that is: one command may run several, one after the other."""
     unit: Unit | None
     """What `count` counts; None while neither steps nor batches are seen."""
     count: int

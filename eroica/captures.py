@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
-from multiprocessing import get_context, resource_tracker
+from multiprocessing import get_context, parent_process, resource_tracker
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -27,6 +29,7 @@ NICENESS = 10
 """Of a process that reads captures: it shares the host with the training."""
 MOST_READERS = 4
 """Processes that read captures at once, if the host has twice as many cores."""
+_NOT_FOR_READERS = (signal.SIGINT, signal.SIGQUIT, signal.SIGTSTP, signal.SIGHUP, signal.SIGTERM)
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -40,13 +43,18 @@ class Readers:
 
     def submit(self, work: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
         """Have `work` done by one of them. Its result raises BrokenProcessPool if one of them was killed meanwhile."""
-        if self._pool is not None:
-            try:
-                return self._pool.submit(work, *args, **kwargs)
-            except BrokenProcessPool:
-                self._pool.shutdown(wait=True)
-        self._pool = _pool()
-        return self._pool.submit(work, *args, **kwargs)
+        # A process is started here, if at all; what Ctrl-C sends to all of the terminal's job is not for it.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _NOT_FOR_READERS)
+        try:
+            if self._pool is not None:
+                try:
+                    return self._pool.submit(work, *args, **kwargs)
+                except BrokenProcessPool:
+                    self._pool.shutdown(wait=True)
+            self._pool = _pool()
+            return self._pool.submit(work, *args, **kwargs)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def close(self) -> None:
         """End them; what they had not begun is dropped."""
@@ -64,7 +72,7 @@ def _pool() -> ProcessPoolExecutor:
     finally:
         sys.warnoptions.remove(quiet)
     num = max(1, min(MOST_READERS, (os.cpu_count() or 2) // 2))
-    return ProcessPoolExecutor(num, get_context("spawn"), initializer=lower_priority)
+    return ProcessPoolExecutor(num, get_context("spawn"), initializer=_settle)
 
 
 def capture_path(folder: Path, window: int, rank: int) -> Path:
@@ -72,10 +80,18 @@ def capture_path(folder: Path, window: int, rank: int) -> Path:
     return folder / "captures" / str(window) / f"rank{rank}.json"
 
 
-def lower_priority() -> None:
-    """For the start of a worker process."""
+def _settle() -> None:
+    """For the start of a worker process: after the training, and not longer than who started it."""
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def summarize_capture(path: str, rank: int, world_size: int, host: str, samples: Samples | None) -> bytes | str:

@@ -517,7 +517,9 @@ def _write_reports(
         _write(folder / names[0], _render(diagnosis, detail, "json"))
         _write(folder / names[1], _render(diagnosis, detail, "html"))
     except OSError as error:
-        return UserError(f"{folder}: the reports cannot be written there ({error.strerror}); choose another --out")
+        return UserError(
+            f"{folder}: the reports cannot be written there ({error.strerror or error}); choose another --out"
+        )
     return None
 
 

@@ -92,6 +92,8 @@ class Window:
     rank: int | None
     """Who noticed it."""
     asked_ns: int
+    training: str = ""
+    """Whose it is, as its ranks say."""
     unit: Unit = Unit.STEPS
     start: int = 0
     num_steps: int = 0
@@ -179,6 +181,7 @@ class Coordinator:
         self._rest_until_ns = 0
         self._number = 0
         self._generation = 0
+        self._training = ""
         self._dead: set[int] = set()
         self._is_crash_told = False
         self._again: _Again | None = None
@@ -243,18 +246,34 @@ class Coordinator:
         )
 
     def _stand(self, standing: Standing, now_ns: int) -> None:
-        if standing.generation > self._generation:
+        if standing.training != self._training:
+            self._turn_to(standing, now_ns)
+        elif standing.generation > self._generation:
             # An elastic restart: counts start at 0, and what was under way is gone with its processes.
             self._generation = standing.generation
-            self.standings.clear()
-            self._dead.clear()
-            self._is_crash_told = False
-            self._wanted = self._again = None
+            self._forget()
             self._leave(now_ns)
         if standing.generation == self._generation:
             self.standings[standing.rank] = standing
             if not standing.is_alive and self.window is not None:
                 self._finish_if_complete(now_ns)
+
+    def _turn_to(self, standing: Standing, now_ns: int) -> None:
+        """One training has ended, and the command runs another."""
+        window = self.window
+        if window is not None and window.committed and window.summaries:
+            self._finish(now_ns)
+        self._forget()
+        self._leave(now_ns)
+        self.has_baseline = not self.policy.baseline
+        self._generation = standing.generation
+        self._training = standing.training
+
+    def _forget(self) -> None:
+        self.standings.clear()
+        self._dead.clear()
+        self._is_crash_told = False
+        self._wanted = self._again = None
 
     def _notice(self, rank: int, trigger: Trigger, now_ns: int) -> None:
         if trigger.generation != self._generation and self.standings:
@@ -273,7 +292,7 @@ class Coordinator:
 
     def _new_window(self, kind: str, cause: Trigger | None, rank: int | None, now_ns: int) -> Window:
         self._number = self._number % 65535 + 1
-        return Window(self._number, kind, cause, rank, now_ns)
+        return Window(self._number, kind, cause, rank, now_ns, self._training)
 
     def _begin(self, now_ns: int) -> None:
         """Propose the window that is wanted, if it can be now."""

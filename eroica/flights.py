@@ -7,7 +7,7 @@ functions below say in words what notes and records hold. It judges nothing. Use
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from eroica import ring
@@ -24,10 +24,12 @@ def holds_rings(folder: Path) -> bool:
     return any(folder.glob(f"*{ring.SUFFIX}")) or any(folder.glob(f"*/*{ring.SUFFIX}"))
 
 
-def read_rings(path: Path) -> tuple[list[Flight], list[str]]:
+def read_rings(path: Path, only: Collection[Path] | None = None) -> tuple[list[Flight], list[str]]:
     """The rings of `path`: a file, a folder of rings, or the folder of a user's jobs, of which the newest is taken.
 
-    Also says what could not be read. Raises UserError if there is no ring, DataError if none can be read.
+    `only`: of these, leave out all others. Also says what could not be read.
+
+    Raises UserError if there is no ring, DataError if none can be read.
     """
     files = [path] if path.is_file() else sorted(path.glob(f"*{ring.SUFFIX}"))
     notes: list[str] = []
@@ -43,13 +45,14 @@ def read_rings(path: Path) -> tuple[list[Flight], list[str]]:
             notes.append(f"the newest of {len(jobs)} jobs: {newest.name}")
     flights = []
     problems = []
+    files = [file for file in files if only is None or file in only]
     for file in files:
         try:
             flights.append(ring.read_flight(file))
         except (DataError, OSError) as error:
             problems.append(str(error))
     if not flights:
-        raise DataError(problems[0])
+        raise DataError(problems[0] if problems else f"{path} holds none of the rings that are to be looked at")
     return flights, notes + problems
 
 

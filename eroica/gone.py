@@ -93,6 +93,8 @@ def departures(views: Mapping[int, RankView], doings: Mapping[int, Doing], graph
     is_over = not raised and len(over) == len(rest) > 0
     if is_over and all(view.exit_status in (None, *_ENDED_BY_OTHERS) for view in died.values()):
         return []  # it shuts down; who left by os._exit looks dead, and that is nothing
+    if len(died) == len(views) > 0 and all(view.exit_status in _ENDED_BY_OTHERS for view in died.values()):
+        return []  # whoever runs the job has ended it
     if not died:
         return None
     return _deaths(died, views, doings, len(raised), graph)

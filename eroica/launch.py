@@ -22,13 +22,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import select
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -174,10 +175,14 @@ class Job:
         """Exit status (128 + N if it died by signal N), or None while it runs. Passes on what has arrived."""
         return self.wait(0)
 
-    def wait(self, timeout_s: float) -> int | None:
-        """Like `poll`, after the end of the command or `timeout_s` at the latest; signals are passed on meanwhile."""
+    def wait(self, timeout_s: float, events: Collection[int] = ()) -> int | None:
+        """Like `poll`, after the end of the command or `timeout_s` at the latest; signals are passed on meanwhile.
+
+        `events`: handles that end the wait, too, when they can be read.
+        """
         until = time.monotonic() + timeout_s
         handle = None
+        has_event = False
         try:
             with contextlib.suppress(OSError, AttributeError):
                 handle = os.pidfd_open(self._process.pid)
@@ -188,11 +193,12 @@ class Job:
                     self.close()
                     return code if code >= 0 else 128 - code
                 left_s = until - time.monotonic()
-                if left_s <= 0:
+                if left_s <= 0 or has_event:
                     return None
                 # Without the handle (an old kernel) we look every so often.
-                watched = [self._wake_read] + ([handle] if handle is not None else [])
-                ready, _, _ = select.select(watched, [], [], left_s if handle is not None else min(left_s, 0.1))
+                watched = [self._wake_read, *events] + ([handle] if handle is not None else [])
+                ready = _ready(watched, left_s if handle is not None else min(left_s, 0.1))
+                has_event = not ready.isdisjoint(events)
                 if self._wake_read in ready:
                     with contextlib.suppress(BlockingIOError):
                         os.read(self._wake_read, 4096)
@@ -260,6 +266,14 @@ class Job:
         self._is_told_to_end = self._is_told_to_end or number in _ENDING
         with contextlib.suppress(OSError):
             os.write(self._wake_write, b"\0")
+
+
+def _ready(handles: Collection[int], timeout_s: float) -> set[int]:
+    """Those that can be read, once there is one."""
+    poll = select.poll()  # no select: it knows no handle beyond 1023
+    for handle in handles:
+        poll.register(handle, select.POLLIN)
+    return {handle for handle, _ in poll.poll(math.ceil(timeout_s * 1e3))}
 
 
 class _Witness:

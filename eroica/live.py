@@ -91,7 +91,7 @@ def run(plan: Run, tell: Callable[[Incident], None], say: Callable[[str], None])
 
 
 def _until_end(job: Job, watcher: _Watcher, plan: Run) -> int:
-    while (status := job.wait(1 / LOOKS_PER_S)) is None:
+    while (status := job.wait(1 / LOOKS_PER_S, watcher.events)) is None:
         if job.is_told_to_end:
             watcher.rest()
         watcher.look()
@@ -117,10 +117,17 @@ class _Watcher:
         )
         self._bus.subscribe(bus.TO_COORDINATOR, lambda message: self._coordinator.handle(message, time.monotonic_ns()))
         self._baseline: Stacked | None = None
+        self._training = ""
+        """Whose the baseline is."""
         self._said: set[str] = set()
         self._paused: Verdict | None = None
         self.num_troubles = 0
         self._is_trouble_told = False
+
+    @property
+    def events(self) -> list[int]:
+        """Handles that can be read when `look` is due at once."""
+        return self._agent.events
 
     def look(self) -> None:
         """One round."""
@@ -128,6 +135,10 @@ class _Watcher:
         self._bus.deliver()
         self._coordinator.tick(time.monotonic_ns())
         self._bus.deliver()
+        if self._agent.has_others:
+            self._say_once(
+                "a second training runs beside the one that is watched; start each by an eroica run of its own"
+            )
 
     def rest(self) -> None:
         """The job was told to end: what dies or stands still from now on does so because of that."""
@@ -150,6 +161,8 @@ class _Watcher:
         if not window.summaries:
             self._say_once(f"a window of {window.num_steps} steps gave nothing: {missing_note(window)}")
             return
+        if window.training != self._training:
+            self._baseline, self._training = None, window.training
         stacked = stack(list(window.summaries.values()))
         context = replace(
             context_of(
@@ -173,6 +186,8 @@ class _Watcher:
         self._report(diagnosis, detail, window.cause.time_ns if window.cause else None, window.number)
 
     def _on_look(self, look: Look) -> bool:
+        if look.trigger is None and _were_ended(look):
+            return False
         world_size = max((s.world_size for s in self._coordinator.standings.values()), default=0)
         diagnosis = hang.explain(
             list(look.views.values()),
@@ -233,6 +248,13 @@ class _Watcher:
         if text not in self._said:
             self._said.add(text)
             self._say(text)
+
+
+def _were_ended(look: Look) -> bool:
+    """Their launcher has ended all ranks, as it does when it is told to end. It waits for each: they are gone before
+    anybody sees how. One that dies of itself is seen, since its launcher looks at it ten times a second."""
+    views = list(look.views.values())
+    return len(views) > 1 and all(v.state == "died" and v.exit_status is None and not v.exception for v in views)
 
 
 def _now() -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import socket
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -66,12 +66,15 @@ class Closer:
     notes: list[str]
 
 
-def look_closer(path: Path, *, with_stacks: bool = True, may_trace: bool = True) -> Closer:
+def look_closer(
+    path: Path, *, only: Collection[Path] | None = None, with_stacks: bool = True, may_trace: bool = True
+) -> Closer:
     """Rings, processes and stacks of the job whose rings lie at `path`, on this host, now. Raises as `read_rings`.
 
-    `may_trace`: whether py-spy may pause the processes; without it stacks are those that `faulthandler` left.
+    `only`: the rings to look at, of those in `path`; None: all. `may_trace`: whether py-spy may pause the processes;
+    without it stacks are those that `faulthandler` left.
     """
-    flights, notes = read_rings(path)
+    flights, notes = read_rings(path, only)
     host = socket.gethostname()
     alive = [ring.is_alive(flight.identity) if noted(flight, "host") == host else None for flight in flights]
     latest, _ = newest_start(flights, alive)
@@ -82,7 +85,7 @@ def look_closer(path: Path, *, with_stacks: bool = True, may_trace: bool = True)
         )
     clock_ns = time.monotonic_ns()
     # Rings once more: in the meantime somebody may have moved on, and positions must not be older than stacks.
-    again, _ = read_rings(path)
+    again, _ = read_rings(path, only)
     newer, _ = newest_start(again, [None] * len(again))
     views = []
     for (rank, (flight, _)), process in zip(latest.items(), seen, strict=True):
