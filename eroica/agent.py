@@ -31,6 +31,7 @@ from eroica.ring import Record, Tail
 from eroica.samplers import open_samplers
 from eroica.samplers.evidence import counters, samples_for
 from eroica.samplers.recorder import Recorder
+from eroica.standing import RankView
 from eroica.trace import Samples
 
 MOST_SPANS = 512
@@ -62,6 +63,8 @@ class _Rank:
     training: str = ""
     """What the elastic restarts of one training share, and no two trainings."""
     is_alive: bool = True
+    exit_status: int | None = None
+    """Minus the signal where one ended it; None while it lives, and where its launcher was faster than we are."""
     handle: int = -1
     """Of its process: can be read once that has gone; -1: none."""
     answer: int = 0
@@ -225,6 +228,9 @@ class Agent:
             was_alive, entry.is_alive = entry.is_alive, ring.is_alive(entry.tail.identity) is not False
             if not entry.is_alive:
                 entry.let_go()
+                if was_alive and (seen := processes.process(entry.tail.identity.pid)) is not None:
+                    is_same = seen.start_ticks == entry.tail.identity.start_ticks
+                    entry.exit_status = seen.exit_status if is_same else None
             if ranks.get(rank) is not entry:
                 continue
             if was_alive and not entry.is_alive:
@@ -390,11 +396,18 @@ class Agent:
             looked = bus.Looked(
                 look=number,
                 host=self._host,
-                views=tuple(seen.views),
+                views=tuple(self._with_status(view) for view in seen.views),
                 limit_s=seen.limit_s,
                 notes=tuple(seen.notes),
             )
         self._bus.publish(looked)
+
+    def _with_status(self, view: RankView) -> RankView:
+        """`view` with the exit status, if that was seen when the process went."""
+        for entry in self._rings.values():
+            if entry.tail.identity.pid == view.pid and entry.exit_status is not None and view.exit_status is None:
+                return replace(view, exit_status=entry.exit_status)
+        return view
 
     def _post(self, window: Prepare, verb: Verb) -> None:
         word = Command(

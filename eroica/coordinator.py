@@ -154,6 +154,10 @@ WHY = {
 }
 
 
+GONE = "has ended"
+"""The same of a rank that no longer lives."""
+
+
 class Coordinator:
     """See the module. `publish` sends a message; `on_window` and `on_look` get what is complete, and `on_look` says
     whether it was explained; `on_recovered` gets the rank and what it recovered from."""
@@ -332,6 +336,8 @@ class Coordinator:
                 start = shown + ahead * every * per - before * per
                 window.num_iterations = 2 * before
         window.unit, window.start = first.unit, start
+        # Whole iterations: where an optimizer steps for each parameter, one alone has hundreds of steps.
+        window.num_iterations = min(window.num_iterations, max(MOST_STEPS // per, 1))
         window.num_steps = min(window.num_iterations * per, MOST_STEPS)
         window.expected_s = pace_s * window.num_steps / per
         window.answers.clear()
@@ -420,7 +426,7 @@ class Coordinator:
         assert window is not None
         for rank in window.ranks:
             if rank not in window.summaries:
-                why = "has ended" if not self._lives(rank) else "left no summary in time"
+                why = GONE if not self._lives(rank) else "left no summary in time"
                 window.problems.setdefault(rank, why)
         self._close(now_ns)
 
@@ -494,5 +500,10 @@ def missing_note(window: Window) -> str:
     for rank, reason in window.problems.items():
         by_reason.setdefault(reason, []).append(rank)
     return "; ".join(
-        f"rank{'s' if len(ranks) > 1 else ''} {format_ranks(ranks)} {reason}" for reason, ranks in by_reason.items()
+        f"rank{'s' if len(ranks) > 1 else ''} {format_ranks(ranks)} {_of_many(reason, len(ranks))}"
+        for reason, ranks in by_reason.items()
     )
+
+
+def _of_many(reason: str, num: int) -> str:
+    return f"have {reason[4:]}" if num > 1 and reason.startswith("has ") else reason

@@ -70,11 +70,26 @@ def followers(views: Mapping[int, RankView]) -> list[Suspect]:
     ranks = frozenset(rank for rank, view in views.items() if is_follower(view))
     if not ranks:
         return []
+    over = frozenset(rank for rank, view in views.items() if view.state == "ended" and not view.exception)
+    if over and over | ranks == views.keys():
+        return [_left_early(over, ranks, views)]
     text = f"{some(ranks)} left by errors of communication, and nobody is seen to have gone first"
     shown = dict.fromkeys(f"{views[rank].exception} at {views[rank].exception_at}" for rank in sorted(ranks))
     evidence = tuple(Evidence(line, "ring", {}) for line in [text, *list(shown)[:4]])
     advice = "look at ranks without a ring, at the hosts, and at the network between them"
     return [Suspect("unknown", "group", ranks, "unknown", text, evidence, kind="crash", advice=advice)]
+
+
+def _left_early(over: frozenset[int], ranks: frozenset[int], views: Mapping[int, RankView]) -> Suspect:
+    """Some reached the end of their program, and then the communication of all others broke."""
+    statuses = sorted({exit_words(views[rank].exit_status) for rank in over if views[rank].exit_status is not None})
+    steps = sorted({views[rank].num_steps for rank in over})
+    how = f" with {' and '.join(statuses)}" if statuses else ""
+    text = f"{some(over)} ended{how} after step {steps[-1]}, and {some(ranks)} could not go on alone"
+    shown = dict.fromkeys(f"{views[rank].exception} at {views[rank].exception_at}" for rank in sorted(ranks))
+    evidence = tuple(Evidence(line, "ring", {"steps": steps[-1]}) for line in [text, *list(shown)[:2]])
+    advice = "find out why it ended before the others: sys.exit, a loop with fewer batches, a return on an error"
+    return Suspect("missing_rank", "rank", over, "supported", text, evidence, kind="crash", advice=advice)
 
 
 def departures(views: Mapping[int, RankView], doings: Mapping[int, Doing], graph: Graph) -> list[Suspect] | None:

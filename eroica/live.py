@@ -23,13 +23,14 @@ from eroica import __version__, bus, hang
 from eroica.agent import Agent
 from eroica.background import context_of
 from eroica.captures import Readers
-from eroica.coordinator import Coordinator, Look, Policy, Window, missing_note
+from eroica.coordinator import GONE, Coordinator, Look, Policy, Window, missing_note
 from eroica.degradation import Change, Trigger
 from eroica.diagnosis import diagnose_in_detail
 from eroica.errors import EroicaError
 from eroica.findings import Detail, Diagnosis, Verdict, to_json
-from eroica.job import parse_ranks
+from eroica.job import format_ranks, parse_ranks
 from eroica.launch import Job, Workspace, environment_for, start
+from eroica.pace import EFFECT
 from eroica.pattern import Stacked, stack
 
 LOOKS_PER_S = 10
@@ -121,8 +122,11 @@ class _Watcher:
         """Whose the baseline is."""
         self._said: set[str] = set()
         self._paused: Verdict | None = None
+        self._told_changes: set[Change] = set()
+        """Of pace, that a diagnosis was told of and that have not ended."""
+        self._recovered: dict[Change, dict[int, int]] = {}
+        """What has ended in this round, and the nanoseconds that each rank shows for it."""
         self.num_troubles = 0
-        self._is_trouble_told = False
 
     @property
     def events(self) -> list[int]:
@@ -135,6 +139,7 @@ class _Watcher:
         self._bus.deliver()
         self._coordinator.tick(time.monotonic_ns())
         self._bus.deliver()
+        self._say_recovered()
         if self._agent.has_others:
             self._say_once(
                 "a second training runs beside the one that is watched; start each by an eroica run of its own"
@@ -159,7 +164,8 @@ class _Watcher:
 
     def _on_window(self, window: Window) -> None:
         if not window.summaries:
-            self._say_once(f"a window of {window.num_steps} steps gave nothing: {missing_note(window)}")
+            if not self._coordinator.is_resting and set(window.problems.values()) - {GONE}:
+                self._say_once(f"a capture gave nothing: {missing_note(window)}")
             return
         if window.training != self._training:
             self._baseline, self._training = None, window.training
@@ -181,9 +187,12 @@ class _Watcher:
         diagnosis, detail = diagnose_in_detail(stacked, context)
         if window.trigger == "baseline":
             self._baseline = stacked
-        self._keep(window, diagnosis)
+        has_passed = window.cause is not None and diagnosis.kind == "healthy" and _is_back(diagnosis)
+        if not has_passed:
+            self._keep(window, diagnosis)
         shutil.rmtree(self._folder / "captures" / str(window.number), ignore_errors=True)
-        self._report(diagnosis, detail, window.cause.time_ns if window.cause else None, window.number)
+        if not has_passed:
+            self._report(diagnosis, detail, window.cause, window.number)
 
     def _on_look(self, look: Look) -> bool:
         if look.trigger is None and _were_ended(look):
@@ -204,32 +213,38 @@ class _Watcher:
             # It may become a hang: it is looked at again, and told again only if it has changed.
             if self._paused != diagnosis.verdict:
                 self._paused = diagnosis.verdict
-                self._report(diagnosis, None, look.trigger.time_ns if look.trigger else None, None)
+                self._report(diagnosis, None, look.trigger, None)
             return False
-        self._report(diagnosis, None, look.trigger.time_ns if look.trigger else None, None)
+        self._report(diagnosis, None, look.trigger, None)
         return True
 
     def _on_recovered(self, rank: int, trigger: Trigger) -> None:
-        what = {
-            Change.SLOW: "back at its pace",
-            Change.RECURRING: "without slow iterations",
-            Change.STALLED: "going on",
-        }
-        # Of what was never told nobody wants to hear that it is over.
-        if trigger.ended in what and self._is_trouble_told:
-            self._is_trouble_told = False
-            self._say(f"rank {rank} is {what[trigger.ended]}: {trigger.observed_ns / 1e6:.1f} ms")
+        if trigger.ended in self._told_changes:
+            self._recovered.setdefault(trigger.ended, {})[rank] = trigger.observed_ns
 
-    def _report(self, diagnosis: Diagnosis, detail: Detail | None, noticed_ns: int | None, window: int | None) -> None:
+    def _say_recovered(self) -> None:
+        """Who recovered in this round, of what was told."""
+        for change, ranks in self._recovered.items():
+            self._told_changes.discard(change)
+            who = f"rank{'s' if len(ranks) > 1 else ''} {format_ranks(ranks)} {'are' if len(ranks) > 1 else 'is'}"
+            if change is Change.STALLED:
+                self._say(f"{who} going on, after {max(ranks.values()) / 1e9:.0f} s")
+            else:
+                what = "back at the usual pace" if change is Change.SLOW else "without slow iterations"
+                self._say(f"{who} {what}: {max(ranks.values()) / 1e6:.1f} ms per iteration")
+        self._recovered.clear()
+
+    def _report(self, diagnosis: Diagnosis, detail: Detail | None, cause: Trigger | None, window: int | None) -> None:
         if diagnosis.kind not in ("healthy", "no_data"):
             self.num_troubles += 1
-            self._is_trouble_told = True
+            if cause is not None:
+                self._told_changes.add(cause.change)
         self._tell(
             Incident(
                 diagnosis=diagnosis,
                 detail=detail,
                 made_ns=time.monotonic_ns(),
-                noticed_ns=noticed_ns,
+                noticed_ns=cause.time_ns if cause is not None else None,
                 window=window,
             )
         )
@@ -248,6 +263,12 @@ class _Watcher:
         if text not in self._said:
             self._said.add(text)
             self._say(text)
+
+
+def _is_back(diagnosis: Diagnosis) -> bool:
+    """What was noticed had passed before the window began: there is nothing to tell."""
+    iteration = diagnosis.iteration
+    return iteration.slowdown is not None and iteration.slowdown < 1 + EFFECT
 
 
 def _were_ended(look: Look) -> bool:
