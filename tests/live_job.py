@@ -1,6 +1,6 @@
 """A small data-parallel training for tests of `eroica run`; plain torch, nothing of eroica.
 
-live_job.py STEPS [FAULT ONSET RANK]      FAULT: slow, stuck, dead, raises
+live_job.py STEPS [FAULT ONSET RANK]      FAULT: slow, stuck, dead, raises, exits, quits
 """
 
 from __future__ import annotations
@@ -78,6 +78,10 @@ def main() -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             elif fault == "raises":
                 raise RuntimeError("the shard is gone")
+            elif fault == "exits":
+                sys.exit(3)
+        if step == onset and fault == "quits":  # all of them
+            os._exit(0)
         batch = next(batches)
         optimizer.zero_grad()
         nn.functional.mse_loss(model(batch), batch).backward()  # type: ignore[no-untyped-call]

@@ -306,6 +306,13 @@ def test_several_steps_to_an_iteration_are_captured_as_whole_iterations() -> Non
     assert job.prepared.start % 6 == 0 and job.prepared.num_steps == 20 * 6
 
 
+def test_an_optimizer_for_each_parameter_gets_whole_iterations_as_far_as_they_fit() -> None:
+    job = Job(per_iteration=300)
+    job.stand(30_000)
+    job.notice()
+    assert job.prepared.num_steps == 900 and job.prepared.start % 300 == 0
+
+
 def test_a_short_period_is_captured_twice_over() -> None:
     job = Job()
     job.stand(400)
@@ -401,6 +408,35 @@ def test_news_of_an_earlier_start_is_ignored() -> None:
     job.notice(generation=0)
     job.tell(job.standing(2, 900))
     assert job.count_of(Prepare) == 0 and job.coordinator.standings[2].count == 3
+
+
+def test_the_next_training_of_a_command_starts_from_nothing_with_a_baseline_of_its_own() -> None:
+    job = Job(policy=Policy())
+    job.stand(40, training="first")
+    job.pass_time(1)
+    job.answer(State.PREPARED)
+    job.summarize()
+    job.tell(Died(rank=1, pid=11))
+    job.num_ranks = 2
+    job.stand(40, training="second")
+    assert set(job.coordinator.standings) == {0, 1}
+    job.pass_time(1)
+    job.answer(State.PREPARED)
+    job.summarize()
+    assert [(window.trigger, window.training) for window in job.windows] == [
+        ("baseline", "first"),
+        ("baseline", "second"),
+    ]
+
+
+def test_a_window_that_the_end_of_its_training_leaves_open_is_diagnosed_by_what_has_come() -> None:
+    job = Job()
+    job.stand(117, training="first")
+    job.notice()
+    job.answer(State.PREPARED)
+    job.summarize([0, 1, 2])
+    job.stand(1, training="second")
+    assert [sorted(window.summaries) for window in job.windows] == [[0, 1, 2]]
 
 
 def test_a_person_can_ask_for_a_window_of_a_length() -> None:

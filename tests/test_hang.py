@@ -191,6 +191,19 @@ def test_an_exception_or_a_death_comes_first_and_its_followers_are_not_blamed() 
     assert _said(_explained(pair, replace(pair, rank=1), world_size=2))[:3] == ("crash", "unknown", "0-1")
 
 
+def test_who_reached_its_end_early_is_named_and_not_those_who_could_not_go_on_without_it() -> None:
+    lost = "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:1"
+    victims = [replace(_rank(r, _call(41, "done")), state="died", exception=lost, silent_s=None) for r in (0, 2)]
+    over = replace(_rank(1, _call(41, "done")), state="ended", exit_status=3, silent_s=None)
+    found = _explained(*victims, over, world_size=3)
+    assert _said(found) == ("crash", "missing_rank", "1", "supported") and "exit status 3" in found.verdict.summary
+
+
+def test_a_job_whose_ranks_were_all_ended_by_a_signal_to_end_is_no_crash() -> None:
+    ended = [replace(_waiting(r), state="died", exit_status=-15, silent_s=None) for r in range(4)]
+    assert explain(ended, world_size=4, job="j", created="2026-01-01T00:00:00+00:00") is None
+
+
 def test_a_time_out_leads_to_the_rank_that_was_waited_for() -> None:
     late = "RuntimeError: Timed out waiting 1800000ms for recv operation to complete"
     gone = [replace(_rank(r, _call(41, "failed")), state="ended", exception=late, silent_s=None) for r in (0, 2, 3)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from eroica import ring
 from eroica.captures import Readers
 from eroica.findings import from_json
 
@@ -124,6 +126,84 @@ def test_an_exception_on_one_rank_is_told_as_such(tmp_path: Path) -> None:
     (found,) = diagnoses(tmp_path)
     assert (found["verdict"]["cause"], found["verdict"]["ranks"]) == ("exception", "0")
     assert "the shard is gone" in json.dumps(found)
+
+
+@pytest.mark.e2e
+def test_a_rank_that_exits_early_is_named_and_not_the_one_it_left_alone(tmp_path: Path) -> None:
+    ended = run(job("300", "exits", "60", "1"), tmp_path)
+    assert ended.returncode == 1
+    (found,) = diagnoses(tmp_path)
+    assert (found["kind"], found["verdict"]["ranks"]) == ("crash", "1") and "after step 60" in ended.stderr
+
+
+@pytest.mark.e2e
+def test_ranks_that_leave_by_an_immediate_exit_have_not_crashed(tmp_path: Path) -> None:
+    ended = run(job("300", "quits", "60", "0"), tmp_path)
+    assert (ended.returncode, diagnoses(tmp_path), "CRASH" in ended.stderr) == (0, [], False), ended.stderr
+
+
+def started(command: Sequence[str], home: Path) -> subprocess.Popen[str]:
+    """In a process group of its own."""
+    return subprocess.Popen(
+        watched(command, home),
+        env=environment(home),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=home,
+        start_new_session=True,
+    )
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("whom", ["launcher", "ranks", "group"])
+def test_a_job_that_is_told_to_end_by_anybody_is_no_crash(tmp_path: Path, whom: str) -> None:
+    process = started(job("3000"), tmp_path)
+    wait_for(lambda: bool(readers_of(process.pid)), "a reader of the baseline")
+    if whom == "launcher":
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        (launcher,) = (pid for pid in children if b"torch.distributed.run" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        os.kill(int(launcher), signal.SIGTERM)
+    elif whom == "ranks":
+        for path in (tmp_path / "runtime").glob("eroica/*/*.ring"):
+            os.kill(ring.peek(path).identity.pid, signal.SIGTERM)
+    else:
+        os.killpg(process.pid, signal.SIGINT)
+    _, told = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode and diagnoses(tmp_path) == [] and "CRASH" not in told
+    assert "_process_worker" not in told and "eroica: " not in told, told
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.e2e
+def test_readers_of_captures_end_with_a_watcher_that_is_killed(tmp_path: Path) -> None:
+    process = started(job("400"), tmp_path)
+    wait_for(lambda: bool(readers_of(process.pid)), "a reader of the baseline")
+    readers = readers_of(process.pid)
+    process.send_signal(signal.SIGKILL)
+    out, told = process.communicate(timeout=TIMEOUT_S)
+    assert "trained 400" in out and "resource_tracker" not in told
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in readers), "the readers to end")
+    wait_for(lambda: not leftovers(tmp_path), "the folder of rings to go")
+
+
+@pytest.mark.e2e
+def test_of_two_trainings_in_one_command_the_first_is_watched_and_the_other_left_out(tmp_path: Path) -> None:
+    two = f"{shlex.join(job('200'))} & {shlex.join(job('150', ranks=1))}; wait"
+    ended = run(["/bin/sh", "-c", two], tmp_path)
+    assert "trained 200" in ended.stdout and "trained 150" in ended.stdout
+    assert "a second training runs beside" in ended.stderr and diagnoses(tmp_path) == []
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.e2e
+def test_trainings_one_after_the_other_are_told_apart(tmp_path: Path) -> None:
+    script = f"{shlex.join(job('120', ranks=3))}; {shlex.join(job('400', 'slow', '200', '1'))}"
+    ended = run(["/bin/sh", "-c", script], tmp_path)
+    assert ended.returncode == 0
+    assert [(one["kind"], one["verdict"]["ranks"]) for one in diagnoses(tmp_path)] == [("slow", "1")], ended.stderr
+    (found,) = diagnoses(tmp_path)
+    assert found["coverage"]["ranks_expected"] == 2
 
 
 @pytest.mark.e2e
