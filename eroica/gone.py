@@ -81,11 +81,12 @@ def followers(views: Mapping[int, RankView]) -> list[Suspect]:
 
 
 def _left_early(over: frozenset[int], ranks: frozenset[int], views: Mapping[int, RankView]) -> Suspect:
-    """Some reached the end of their program, and then the communication of all others broke."""
+    """Some reached the end of their program, and then the communication of all others broke, or they were ended."""
     statuses = sorted({exit_words(views[rank].exit_status) for rank in over if views[rank].exit_status is not None})
     steps = sorted({views[rank].num_steps for rank in over})
     how = f" with {' and '.join(statuses)}" if statuses else ""
-    text = f"{some(over)} ended{how} after step {steps[-1]}, and {some(ranks)} could not go on alone"
+    text = f"{some(over)} ended{how} after step {steps[-1]}"
+    text += f", and {some(ranks)} could not go on alone" if ranks else "; the others were ended then"
     shown = dict.fromkeys(f"{views[rank].exception} at {views[rank].exception_at}" for rank in sorted(ranks))
     evidence = tuple(Evidence(line, "ring", {"steps": steps[-1]}) for line in [text, *list(shown)[:2]])
     advice = "find out why it ended before the others: sys.exit, a loop with fewer batches, a return on an error"
@@ -103,10 +104,14 @@ def departures(views: Mapping[int, RankView], doings: Mapping[int, Doing], graph
     first = {rank: view for rank, view in raised.items() if not is_follower(view)}
     if first:
         return _exceptions(first, doings)
+    early = frozenset(r for r, v in views.items() if v.state == "ended" and not v.exception and v.exit_status)
+    were_ended = all(view.exit_status in (None, *_ENDED_BY_OTHERS) for view in died.values())
+    if early and were_ended and early | raised.keys() | died.keys() == views.keys() != early:
+        return [_left_early(early, frozenset(raised), views)]
     rest = [rank for rank in views if rank not in died]
     over = [rank for rank in rest if doings[rank].what in ("ended", "leaving") or views[rank].exit_status == 0]
     is_over = not raised and len(over) == len(rest) > 0
-    if is_over and all(view.exit_status in (None, *_ENDED_BY_OTHERS) for view in died.values()):
+    if is_over and were_ended:
         return []  # it shuts down; who left by os._exit looks dead, and that is nothing
     if len(died) == len(views) > 0 and all(view.exit_status in _ENDED_BY_OTHERS for view in died.values()):
         return []  # whoever runs the job has ended it

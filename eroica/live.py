@@ -37,6 +37,8 @@ LOOKS_PER_S = 10
 """Each reads the heads of all rings, some 100 microseconds per rank."""
 LAST_WORDS_S = 30.0
 """After the end of the job, for what was captured before it."""
+COMPUTES_S = 120.0
+"""Silence of ranks that wait for nobody, from which on it is told: a person would not look sooner, either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,11 +189,12 @@ class _Watcher:
         diagnosis, detail = diagnose_in_detail(stacked, context)
         if window.trigger == "baseline":
             self._baseline = stacked
-        has_passed = window.cause is not None and diagnosis.kind == "healthy" and _is_back(diagnosis)
-        if not has_passed:
+        is_cut = diagnosis.kind == "no_data" and (window.trigger == "baseline" or GONE in window.problems.values())
+        is_nothing = is_cut or (window.cause is not None and diagnosis.kind == "healthy" and _is_back(diagnosis))
+        if not is_nothing:
             self._keep(window, diagnosis)
         shutil.rmtree(self._folder / "captures" / str(window.number), ignore_errors=True)
-        if not has_passed:
+        if not is_nothing:
             self._report(diagnosis, detail, window.cause, window.number)
 
     def _on_look(self, look: Look) -> bool:
@@ -208,6 +211,8 @@ class _Watcher:
             notes=look.notes,
         )
         if diagnosis is None:
+            return False
+        if _may_compute(diagnosis, look):
             return False
         if diagnosis.kind == "paused":
             # It may become a hang: it is looked at again, and told again only if it has changed.
@@ -266,9 +271,17 @@ class _Watcher:
 
 
 def _is_back(diagnosis: Diagnosis) -> bool:
-    """What was noticed had passed before the window began: there is nothing to tell."""
+    """What was noticed had passed before the window began."""
     iteration = diagnosis.iteration
     return iteration.slowdown is not None and iteration.slowdown < 1 + EFFECT
+
+
+def _may_compute(diagnosis: Diagnosis, look: Look) -> bool:
+    """All are busy with something of their own, of which nothing is known but that it lasts: an evaluation of data in
+    memory, a search, a sleep. That alone is no hang before `COMPUTES_S`."""
+    if (diagnosis.kind, diagnosis.verdict.scope, diagnosis.verdict.cause) != ("hang", "all", "unknown"):
+        return False
+    return min((view.silent_s or 0.0 for view in look.views.values()), default=0.0) < COMPUTES_S
 
 
 def _were_ended(look: Look) -> bool:

@@ -197,6 +197,10 @@ def test_who_reached_its_end_early_is_named_and_not_those_who_could_not_go_on_wi
     over = replace(_rank(1, _call(41, "done")), state="ended", exit_status=3, silent_s=None)
     found = _explained(*victims, over, world_size=3)
     assert _said(found) == ("crash", "missing_rank", "1", "supported") and "exit status 3" in found.verdict.summary
+    ended = [replace(_waiting(r), state="died", exit_status=-15, silent_s=None) for r in (0, 2)]
+    assert _said(_explained(*ended, over, world_size=3)) == ("crash", "missing_rank", "1", "supported")
+    everybody = [replace(over, rank=rank) for rank in range(3)]
+    assert explain(everybody, world_size=3, job="j", created="2026-01-01T00:00:00+00:00") is None
 
 
 def test_a_job_whose_ranks_were_all_ended_by_a_signal_to_end_is_no_crash() -> None:
