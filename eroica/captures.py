@@ -43,6 +43,7 @@ class Readers:
 
     def submit(self, work: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
         """Have `work` done by one of them. Its result raises BrokenProcessPool if one of them was killed meanwhile."""
+        _start_tracker()
         # A process is started here, if at all; what Ctrl-C sends to all of the terminal's job is not for it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _NOT_FOR_READERS)
         try:
@@ -51,7 +52,8 @@ class Readers:
                     return self._pool.submit(work, *args, **kwargs)
                 except BrokenProcessPool:
                     self._pool.shutdown(wait=True)
-            self._pool = _pool()
+            num = max(1, min(MOST_READERS, (os.cpu_count() or 2) // 2))
+            self._pool = ProcessPoolExecutor(num, get_context("spawn"), initializer=_settle)
             return self._pool.submit(work, *args, **kwargs)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -63,16 +65,15 @@ class Readers:
             self._pool = None
 
 
-def _pool() -> ProcessPoolExecutor:
-    # The process that clears up after us warns of what it finds if we are killed, on the stderr of the job.
+def _start_tracker() -> None:
+    """Start the process of Python's own that clears up after us, unless it runs: it warns of what it finds if we are
+    killed, on the stderr of the job. Where this is left to others they unblock signals by it."""
     quiet = "ignore:resource_tracker:UserWarning"
     sys.warnoptions.append(quiet)
     try:
         resource_tracker.ensure_running()
     finally:
         sys.warnoptions.remove(quiet)
-    num = max(1, min(MOST_READERS, (os.cpu_count() or 2) // 2))
-    return ProcessPoolExecutor(num, get_context("spawn"), initializer=_settle)
 
 
 def capture_path(folder: Path, window: int, rank: int) -> Path:
