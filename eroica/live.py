@@ -166,7 +166,8 @@ class _Watcher:
 
     def _on_window(self, window: Window) -> None:
         if not window.summaries:
-            if not self._coordinator.is_resting and set(window.problems.values()) - {GONE}:
+            standings = self._coordinator.standings
+            if not self._coordinator.is_resting and any(r in standings and standings[r].is_alive for r in window.ranks):
                 self._say_once(f"a capture gave nothing: {missing_note(window)}")
             return
         if window.training != self._training:
