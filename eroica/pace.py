@@ -31,7 +31,7 @@ STANDARD_ERRORS = 5.0
 BLOCK = 100
 """Iterations whose median is a level. The best of a hundred such medians lies below the truth by 0.3 standard
 deviations of one iteration."""
-GROWING = (20, 50)
+GROWING = (20, 35, 50, 70)
 """The first block serves before it is full."""
 SPAN = 300
 """Iterations over which recurring ones are looked for."""
@@ -82,6 +82,11 @@ class _Level:
     guards_ns: tuple[int, ...]
     """Quantiles GUARDS."""
 
+    @property
+    def error(self) -> float:
+        """Standard error of the median, as a share of it. 1.2533: against that of a mean."""
+        return 1.2533 * self.sigma * sqrt(min(self.likeness / self.num, 1.0))
+
     @classmethod
     def of(cls, durations: Sequence[int]) -> _Level:
         ranked = sorted(durations)
@@ -127,6 +132,7 @@ class Pace:
         """Iterations of this kind until it is, and until the next longer one is too."""
         self.drifting = False
         self._block: list[int] = []
+        self._is_first = True
         self._healthy: deque[_Level] = deque(maxlen=9)
         self._calm: deque[float] = deque(maxlen=80)
         """Medians of 10 iterations, one after the other, while nothing was slow."""
@@ -144,14 +150,21 @@ class Pace:
         if num in GROWING and self.slow is None and (self.level is None or self.level.num < BLOCK):
             self._learn(_Level.of(self._block))
         elif num == BLOCK:
-            self._learn(_Level.of(self._block))
+            # What began in the first block is not to widen the scatter before it could be noticed.
+            self._learn(_Level.of(self._block[: -WINDOWS[1]] if self._is_first else self._block))
+            self._is_first = False
             self._block.clear()
 
     def _learn(self, new: _Level) -> None:
         """The best level of the run, and how much healthy iterations scatter."""
         old = self.level
         grows = old is not None and old.num < min(new.num, BLOCK)
-        if old is None or new.median_ns < old.median_ns or (grows and new.median_ns <= old.median_ns * (1 + EFFECT)):
+        if (
+            old is None
+            or new.median_ns < old.median_ns
+            # What so few scattered iterations said was no better known than that.
+            or (grows and new.median_ns <= old.median_ns * (1 + max(EFFECT, old.error)))
+        ):
             self.level = new
         assert self.level is not None
         if new.num == BLOCK and self.slow is None and new.median_ns <= self.level.median_ns * (1 + self.limits[2]):

@@ -70,6 +70,13 @@ def test_a_step_in_the_duration_is_noticed_once_with_its_size(effect: float, sig
         assert found[0].cost == pytest.approx(1 - found[0].baseline_ns / found[0].observed_ns)
 
 
+def test_a_job_on_a_busy_host_that_becomes_slow_before_its_first_hundred_iterations_is_noticed() -> None:
+    found = [judged(noisy(seed, 0.20, lambda i: 1.8 if i >= 75 else 1.0, 200)) for seed in range(20)]
+    assert [changes(each)[0] for each in found] == [Change.SLOW] * 20
+    healthy = [judged(noisy(seed, 0.20, lambda i: 1.0, 400)) for seed in range(20)]
+    assert healthy == [[]] * 20
+
+
 def test_a_small_step_in_much_noise_is_noticed_later_by_a_longer_median() -> None:
     found = judged(noisy(1, 0.10, lambda i: 1.15 if i >= 500 else 1.0, 900))
     assert changes(found) == [Change.SLOW]
