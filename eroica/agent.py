@@ -39,6 +39,9 @@ MOST_LAPS = 300
 """Iterations told with a window: what `degradation` looks back at."""
 READ_FAST_S = 1.0
 """Counters are read often from the commit of a window until so long after its expected end."""
+DISTURBED_S = 30.0
+"""For so long at most, what iterations take while captures are being read is laid to the reading and not judged: on a
+host without a free core it slows the ranks down, by a fifth where that was seen."""
 RECENT = 16
 """Iterations whose median is told as the pace."""
 
@@ -123,6 +126,7 @@ class Agent:
         self._rings: dict[Path, _Rank] = {}
         self._refused: set[Path] = set()
         self._pending: dict[Future[bytes | str], _Reading] = {}
+        self._reading_since_ns = 0
         self._commands: dict[int, Prepare] = {}
         self._start = 0
         """What is watched; 0 before the first ring."""
@@ -212,6 +216,9 @@ class Agent:
     def poll(self, now_ns: int) -> None:
         """Look at all rings and tell what is new. `now_ns`: CLOCK_MONOTONIC."""
         self._discover()
+        if not self._pending:
+            self._reading_since_ns = now_ns
+        is_disturbed = bool(self._pending) and now_ns - self._reading_since_ns < DISTURBED_S * 1e9
         heard = self._heard()
         self._choose()
         ranks = self.ranks()
@@ -221,6 +228,7 @@ class Agent:
                     entry.spans.append(record)
                 elif record.kind == ring.CAPTURE and record.duration_ns is not None:
                     entry.captures[record.sequence] = record.begin_ns, record.begin_ns + record.duration_ns
+            entry.watch.is_disturbed = is_disturbed
             triggers = entry.watch.feed(news.begun, news.ended, news.words, now_ns)
             if entry.is_alive:
                 triggers += entry.watch.check(now_ns)

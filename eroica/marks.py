@@ -79,6 +79,8 @@ class Watch:
         """All, since this object was made."""
         self.num_losses = 0
         """How often records were overwritten before they were read."""
+        self.is_disturbed = False
+        """We ourselves take time from the job (captures are being read): what ends meanwhile counts as capturing."""
         self.degradation = Degradation(limits)
         self._learnt = Iterations(generation, skips_are_told=True)
         self._generation = generation
@@ -262,6 +264,8 @@ class Watch:
         self._evaluations = self._evaluations + 1 if pause is Pause.EVALUATION else 0
         if self._evaluations > ALWAYS:
             pause = None
+        if pause is None and self.is_disturbed:
+            pause = Pause.CAPTURE
         if self._learnt.basis is Basis.STEPS:
             step += (self._steps or 0) - counts.steps
         elif self._learnt.basis is Basis.BATCHES:

@@ -450,6 +450,23 @@ def test_our_own_windows_are_silent_however_often(rank: Rank) -> None:
     assert rank.changes == []
 
 
+def test_what_iterations_take_while_captures_are_read_is_not_judged_and_a_slowdown_after_it_is(rank: Rank) -> None:
+    for _ in range(60):
+        rank.train(0.1)
+    rank.look()
+    rank.watch.is_disturbed = True
+    for _ in range(40):
+        rank.train(0.13)
+    assert rank.look() == []
+    rank.watch.is_disturbed = False
+    for _ in range(40):
+        rank.train(0.1)
+    assert rank.look() == []
+    for _ in range(40):
+        rank.train(0.13)
+    assert [trigger.change for trigger in rank.look()] == [Change.SLOW]
+
+
 def test_a_rank_at_its_end_or_in_a_save_is_not_taken_for_one_that_stands_still(rank: Rank) -> None:
     took = seconds(11)
     for _ in range(50):
