@@ -275,7 +275,7 @@ def _drafts(
         priced = sum(d.impact.seconds_per_iteration or 0.0 for d in drafts)
         if gap > 0 and priced < 0.5 * gap:
             drafts.extend(
-                excess_draft(stacked, e, pricer, iteration_s)
+                with_records(stacked, excess_draft(stacked, e, pricer, iteration_s), context)
                 for e in common_excess(stacked, context.baseline, iteration_s)
             )
     drafts.sort(key=lambda d: -(d.impact.seconds_per_iteration or 0.0))
@@ -307,6 +307,12 @@ def _verdict(
         )
     if not usable:
         return "no_data", nothing("unknown", f"{seen} reported: too few of a kind to tell which of them is unusual")
+    if len(stacked) == 1:
+        return "healthy", nothing(
+            "hypothesis",
+            f"rank {stacked.ranks[0]} takes about as long as in its own healthy window; there is no other rank to "
+            "compare it with",
+        )
     whole = coverage.ranks_reported == coverage.ranks_expected and not partial
     return "healthy", nothing(
         "supported" if whole else "hypothesis",

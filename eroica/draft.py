@@ -95,15 +95,16 @@ def excess_draft(
     named = stacked.functions[excess.function] if excess.function is not None else None
     where = f" in {named.name}" if named is not None else ""
     who, amount = format_ranks(stacked.ranks[excess.ranks].tolist()), readable_s(excess.seconds)
-    if excess.activity is None:
+    if excess.scope == "all":
+        impact = Impact(excess.seconds, excess.seconds / iteration_s, "pattern")
+        who = "all ranks take" if len(stacked) > 1 else f"rank {who} takes"
+        text = f"{who} {amount} longer per iteration than in the healthy window{where}"
+    elif excess.activity is None:
         # Idle time is no own work that could be taken out; the peers wait for about as long as it lasts.
         impact = Impact(excess.seconds, excess.seconds / iteration_s, "ledger")
         text = (
             f"{f'rank {who} idles' if who else 'changing ranks idle'} for {amount} per iteration while the others wait"
         )
-    elif excess.scope == "all":
-        impact = Impact(excess.seconds, excess.seconds / iteration_s, "pattern")
-        text = f"all ranks take {amount} longer per iteration than in the healthy window{where}"
     elif excess.steps == "stable":
         impact = pricer.less(excess.ranks, np.full(len(excess.ranks), excess.seconds), others)
         text = f"ranks {who} do {amount} more own work per iteration than the other roles{where}"
@@ -270,6 +271,9 @@ def _confidence(draft: Draft, roles: Roles, partial: bool, missing: bool) -> str
         if missing:
             # The ranks that sent nothing may be slower still, and one peer alone says little of what is usual.
             level = max(level, 2 if peers < 2 else 1)
+    elif draft.scope == "all" and draft.network is None:
+        # A job may differ from its own past in more than one thing; a peer at the same time does not.
+        level = max(level, 1)
     if partial:
         level = min(level + 1, 3)
     return ("established", "supported", "hypothesis", "unknown")[level]

@@ -6,10 +6,21 @@ idles while others wait for it is late for a reason that its trace does not hold
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from eroica.blame import PART_FLOOR, Excess, Indices, spread_of, top_function
-from eroica.causes import CLOCK_DROP, ON_THE_CPU, Cause, cause_of, crowding
+from eroica.causes import (
+    BUSY_THREAD,
+    CLOCK_DROP,
+    CROWDED,
+    ON_THE_CPU,
+    STARVATION_EXPLAINS,
+    Cause,
+    cause_of,
+)
+from eroica.collectives import Float64s
 from eroica.critical_path import OWN_WORK, Activity
 from eroica.localization import EFFECT_FLOOR, Roles
 from eroica.names import Phase
@@ -18,6 +29,16 @@ from eroica.utilisation import MU_SOURCES
 
 HEAVY_ROLE = 0.10
 """A role must do this much more own work than the median of the others, relative to the iteration, to be a finding."""
+HOST_COMMON_EFFECT = 0.05
+"""Operators and Python on all ranks must take longer by this share of the healthy iteration: a host may be busier with
+others' work in one window than in the next. As much as makes a level slow (`pace.EFFECT`)."""
+UNEXPLAINED_EFFECT = 0.10
+"""The same for time that nothing explains: twice as much, since the answer is worth less."""
+SPOT_SHARE = 0.5
+"""A function with this share of a rise is where it happens."""
+
+_NOISY = frozenset({Activity.OPERATOR, Activity.LAUNCH, Activity.PYTHON})
+_NO_SINGLE_RANK = ("a single rank: all are alike",)
 
 
 def idle_excesses(stacked: Stacked, roles: Roles, iteration_s: float, roots: Indices) -> list[Excess]:
@@ -96,38 +117,67 @@ def heavy_roles(stacked: Stacked, roles: Roles, iteration_s: float, skip: Indice
 
 
 def common_excess(stacked: Stacked, baseline: Stacked, iteration_s: float) -> list[Excess]:
-    """What all ranks do more of than in the healthy window, by activity."""
+    """What all ranks do more of than in the healthy window, by activity; a job of one rank has nothing else to be
+    compared with.
+
+    If they take longer and no work of theirs has grown, one excess without an activity says that: a slower job is not
+    to pass for a healthy one because nothing explains it.
+    """
     before_s = float(np.median(baseline.iteration_s))
     everyone = np.arange(len(stacked), dtype=np.intp)
-    now = np.median(stacked.activity_beta * stacked.iteration_s[:, None], axis=0)
-    then = np.median(baseline.activity_beta * baseline.iteration_s[:, None], axis=0)
+    now, then = (np.median(of.activity_beta * of.iteration_s[:, None], axis=0) for of in (stacked, baseline))
     gap = iteration_s - before_s
+    if gap < EFFECT_FLOOR * 2 * before_s:
+        return []
+    rises = _rises(stacked, baseline)
     found = []
     for activity in sorted(OWN_WORK, key=lambda a: float(then[a] - now[a])):
         rise = float(now[activity] - then[activity])
-        if rise < max(EFFECT_FLOOR * iteration_s, PART_FLOOR * gap) or gap < EFFECT_FLOOR * 2 * before_s:
+        if rise < max(EFFECT_FLOOR * iteration_s, PART_FLOOR * gap):
+            continue
+        if activity in _NOISY and rise < HOST_COMMON_EFFECT * before_s:
             continue
         columns = [k for k, f in enumerate(stacked.functions) if f.activity == activity]
-        heaviest = max(columns, key=lambda k: float(np.median(stacked.beta[:, k])), default=None)
-        cause = _common_cause(stacked, baseline, activity)
-        found.append(Excess(everyone, "all", "stable", activity, heaviest, rise, min(rise / gap, 1.0), 1.0, cause))
+        grown = max(columns, key=lambda k: float(rises[k]), default=None)
+        is_spot = grown is not None and float(rises[grown]) >= SPOT_SHARE * rise
+        cause = _common_cause(stacked, baseline, activity, rise, is_spot)
+        found.append(Excess(everyone, "all", "stable", activity, grown, rise, min(rise / gap, 1.0), 1.0, cause))
+    if not found and gap >= UNEXPLAINED_EFFECT * before_s:
+        cause = Cause("unknown", False, "no kind of work grew by a quarter of that or more", ())
+        found.append(Excess(everyone, "all", "stable", None, None, gap, 0.0, 1.0, cause))
     return found
 
 
-def _common_cause(stacked: Stacked, baseline: Stacked, activity: Activity) -> Cause:
+def _rises(stacked: Stacked, baseline: Stacked) -> Float64s:
+    """(F,) Seconds per iteration that each function takes beyond what it took in the healthy window, in the middle of
+    the ranks; a function that was not seen there took none."""
+    then = dict(zip(baseline.functions, np.median(baseline.beta * baseline.iteration_s[:, None], axis=0), strict=True))
+    now = np.median(stacked.beta * stacked.iteration_s[:, None], axis=0)
+    return np.array([s - then.get(f, 0.0) for f, s in zip(stacked.functions, now, strict=True)], np.float64)
+
+
+def _common_cause(stacked: Stacked, baseline: Stacked, activity: Activity, rise: float, is_spot: bool) -> Cause:
     everyone = np.arange(len(stacked), dtype=np.intp)
-    crowded = crowding(stacked, everyone) if activity in ON_THE_CPU else ""
-    if crowded and not crowding(baseline, np.arange(len(baseline), dtype=np.intp)):
-        return Cause("cpu_contention", True, crowded, ("a single rank: all are alike",))
+    if activity in ON_THE_CPU:
+        crowded = _crowded_now(stacked, baseline, activity, rise)
+        if crowded:
+            return Cause("cpu_contention", True, crowded, _NO_SINGLE_RANK)
+    if activity in _NOISY and not is_spot:
+        threads = [
+            float(np.median([sum(share for _, share in s.patterns.threads) for s in of.summaries]))
+            for of in (stacked, baseline)
+        ]
+        if threads[0] - threads[1] >= BUSY_THREAD:
+            return Cause(
+                "gil_contention",
+                False,
+                f"other Python threads of these processes run {threads[0] - threads[1]:.0%} of the time more than in "
+                "the healthy window, and the training thread takes longer for everything",
+                _NO_SINGLE_RANK,
+            )
     if activity not in (Activity.COMPUTE, Activity.OPERATOR, Activity.LAUNCH, Activity.MEMORY):
-        return cause_of(
-            stacked,
-            activity,
-            everyone,
-            everyone,
-            1.0,
-            Phase.NONE,
-        )
+        made = cause_of(stacked, activity, everyone, everyone, 1.0, Phase.NONE, spot=is_spot)
+        return replace(made, ruled_out=(*made.ruled_out, *_NO_SINGLE_RANK))
     known = {f: k for k, f in enumerate(baseline.functions)}
     shared = [(k, known[f]) for k, f in enumerate(stacked.functions) if f.activity == activity and f in known]
     clock = MU_SOURCES.index("sm_clock")
@@ -143,11 +193,30 @@ def _common_cause(stacked: Stacked, baseline: Stacked, activity: Activity) -> Ca
             "unknown",
             False,
             "all ranks take longer for the same functions than in the healthy window; no rank differs from the others",
-            ("a single rank: all are alike",),
+            _NO_SINGLE_RANK,
         )
-    return Cause(
-        "version_change",
-        False,
-        "the functions differ from those of the healthy window",
-        ("a single rank: all are alike",),
+    return Cause("version_change", False, "the functions differ from those of the healthy window", _NO_SINGLE_RANK)
+
+
+def _crowded_now(stacked: Stacked, baseline: Stacked, activity: Activity, rise: float) -> str:
+    """Sentence about training threads that wait for a core more than they did in the healthy window, if that explains
+    the rise of the activity; "" otherwise."""
+    now, then = (_granted(of, activity) for of in (stacked, baseline))
+    if not (now < CROWDED and now < then):
+        return ""
+    spent_s = float(np.median(stacked.activity_beta[:, activity] * stacked.iteration_s))
+    # With the core to themselves as before, the same work would have taken `now / then` of the time.
+    if spent_s * (1 - now / then) < STARVATION_EXPLAINS * rise:
+        return ""
+    return (
+        f"ready to run, the training threads get a core {now:.0%} of the time, in the healthy window {then:.0%}: "
+        f"waiting for one explains {min(spent_s * (1 - now / then) / rise, 1):.0%} of the longer time"
     )
+
+
+def _granted(of: Stacked, activity: Activity) -> float:
+    """Share of the CPU time wanted that training threads got in the functions of an activity. NaN = not measured."""
+    columns = [k for k, f in enumerate(of.functions) if f.activity == activity]
+    granted = np.where(of.mu_source == MU_SOURCES.index("cpu_granted"), of.mu, np.nan)[:, columns]
+    weight = np.where(np.isfinite(granted), of.beta[:, columns], 0.0)
+    return float((np.nan_to_num(granted) * weight).sum() / weight.sum()) if weight.any() else float("nan")

@@ -1,0 +1,115 @@
+"""Slower than in the healthy window, and no rank differs from another: told of all, with what grew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from eroica.context import Context
+from eroica.critical_path import Activity
+from eroica.diagnosis import diagnose
+from eroica.findings import Diagnosis
+from eroica.pattern import Function, Summary, stack
+from eroica.utilisation import MU_SOURCES
+from tests import handmade as h
+
+FETCH = Function(Activity.INPUT, "fetch", "train.py:12", "train.py:12")
+COLLATE = Function(Activity.INPUT, "collate", "train.py:40", "train.py:40")
+LOG = Function(Activity.PYTHON, "log", "train.py:88", "train.py:88")
+MATMUL = Function(Activity.OPERATOR, "aten::mm", None, None)
+SAVE = Function(Activity.CHECKPOINT, "torch.save", "train.py:70", "train.py:70")
+USUAL = {MATMUL: 0.060, FETCH: 0.004, COLLATE: 0.006}
+SIZES = pytest.mark.parametrize("size", [1, 2, 8])
+
+
+def job(
+    size: int, functions: Mapping[Function, float], idle: float = 0.0, granted: float | None = None
+) -> list[Summary]:
+    """Ranks that all do the same; seconds per iteration. `granted`: share of the wanted CPU time that they get."""
+    own = sum(functions.values())
+    reduce = h.Sample(0.010, own, channel=h.everyone(size))
+    rank = h.Rank(
+        own=own,
+        length=own + idle + (0.010 if size > 1 else 0.0),
+        samples=[reduce] if size > 1 else [],
+        functions=functions,
+        mu={f: granted for f in functions} if granted is not None else {},
+        mu_source=MU_SOURCES.index("cpu_granted"),
+        has_device=False,
+    )
+    return h.job([rank] * size)
+
+
+def compared(now: list[Summary], then: list[Summary]) -> Diagnosis:
+    return diagnose(stack(now), Context(trigger="slowdown", baseline=stack(then)))
+
+
+@SIZES
+@pytest.mark.parametrize(
+    ("function", "cause"), [(FETCH, "input_pipeline"), (LOG, "host_python"), (SAVE, "checkpoint_io")]
+)
+def test_what_all_ranks_do_longer_than_when_healthy_is_named_with_its_cause(
+    size: int, function: Function, cause: str
+) -> None:
+    grown = USUAL | {function: USUAL.get(function, 0.0) + 0.030}
+    made = compared(job(size, grown), job(size, USUAL))
+    found = made.findings[0]
+    assert (made.kind, made.verdict.scope, made.verdict.cause) == ("slow", "all", cause)
+    assert made.verdict.ranks == ("0" if size == 1 else f"0-{size - 1}")
+    assert found.function is not None and found.function.name == function.name
+    assert found.impact.seconds_per_iteration == pytest.approx(0.030, abs=1e-4)
+    assert made.verdict.confidence == "supported", "there are no peers at the same time"
+
+
+def test_the_function_that_grew_is_named_and_not_the_longest_of_its_kind() -> None:
+    before = {MATMUL: 0.060, FETCH: 0.040, COLLATE: 0.005}
+    made = compared(job(4, before | {COLLATE: 0.035}), job(4, before))
+    assert made.findings[0].function is not None and made.findings[0].function.name == "collate"
+
+
+@SIZES
+def test_a_job_as_fast_as_when_it_was_healthy_is_healthy(size: int) -> None:
+    made = compared(job(size, USUAL), job(size, USUAL | {MATMUL: 0.0605}))
+    assert made.kind == "healthy"
+    assert ("no other rank" in made.verdict.summary) == (size == 1)
+
+
+@SIZES
+def test_operators_that_take_longer_on_a_shared_host_by_a_few_percent_are_no_finding(size: int) -> None:
+    assert compared(job(size, USUAL | {MATMUL: 0.0625}), job(size, USUAL)).kind == "healthy"
+
+
+@SIZES
+def test_time_that_nothing_explains_is_told_as_such_and_not_as_health(size: int) -> None:
+    made = compared(job(size, USUAL, idle=0.030), job(size, USUAL))
+    assert (made.kind, made.verdict.scope, made.verdict.cause) == ("slow", "all", "unknown")
+    assert made.verdict.confidence in ("hypothesis", "unknown")
+    assert made.findings[0].function is None
+    assert made.findings[0].impact.seconds_per_iteration == pytest.approx(0.030, abs=1e-4)
+
+
+@SIZES
+def test_everything_longer_for_want_of_a_core_is_contention(size: int) -> None:
+    doubled = {function: 2 * seconds for function, seconds in USUAL.items()}
+    made = compared(job(size, doubled, granted=0.48), job(size, USUAL, granted=0.96))
+    assert (made.verdict.scope, made.verdict.cause) == ("all", "cpu_contention")
+
+
+def test_a_slow_read_on_a_somewhat_busier_host_is_still_a_slow_read() -> None:
+    made = compared(job(2, USUAL | {FETCH: 0.040}, granted=0.65), job(2, USUAL, granted=0.85))
+    assert (made.verdict.scope, made.verdict.cause) == ("all", "input_pipeline")
+
+
+@SIZES
+def test_another_thread_that_has_begun_to_run_on_all_ranks_is_told(size: int) -> None:
+    # Longer all over the place, in no one function.
+    steps = [Function(Activity.PYTHON, f"step{k}", f"train.py:{k}", f"train.py:{k}") for k in range(6)]
+    before = USUAL | dict.fromkeys(steps, 0.003)
+    now = [
+        replace(summary, patterns=replace(summary.patterns, threads=(("metrics", 0.6),)))
+        for summary in job(size, before | dict.fromkeys(steps, 0.008))
+    ]
+    made = compared(now, job(size, before))
+    assert (made.verdict.scope, made.verdict.cause) == ("all", "gil_contention")
