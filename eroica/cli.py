@@ -88,6 +88,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--keep-captures", action="store_true", help="keep the traces of each diagnosis in DIR")
     command.add_argument(
+        "--keep-rings",
+        action="store_true",
+        help="keep the flight rings in DIR/rings-TIME when the job has ended, for eroica show",
+    )
+    command.add_argument(
         "words", nargs=argparse.REMAINDER, metavar="-- COMMAND...", help="the job, as you would start it yourself"
     )
 
@@ -254,6 +259,7 @@ def _run(options: argparse.Namespace) -> int:
         command=words,
         job=options.job,
         keep_captures=options.out if options.keep_captures else None,
+        keep_rings=options.out / f"rings-{time.strftime('%Y%m%d-%H%M%S')}" if options.keep_rings else None,
         policy=Policy(baseline=not options.no_baseline, frames=Frames[options.frames.upper()]),
     )
     try:
@@ -271,7 +277,11 @@ def _teller(folder: Path) -> Callable[[Incident], None]:
         from eroica.live import history_line
 
         diagnosis = incident.diagnosis
-        if diagnosis.kind == "healthy" and diagnosis.window.trigger == "baseline":
+        # A rank alone has no peers: its first window is there to be compared with later.
+        has_nothing = diagnosis.kind == "healthy" or (
+            diagnosis.kind == "no_data" and diagnosis.coverage.ranks_expected == diagnosis.coverage.ranks_reported == 1
+        )
+        if has_nothing and diagnosis.window.trigger == "baseline":
             return
         number = to_json(diagnosis)["id"]
         names = (f"diagnosis-{number}.json", f"report-{number}.html")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import socket
 import time
@@ -32,6 +33,7 @@ from eroica.job import format_ranks, parse_ranks
 from eroica.launch import Job, Workspace, environment_for, start
 from eroica.pace import EFFECT
 from eroica.pattern import Stacked, stack
+from eroica.ring import SUFFIX
 
 LOOKS_PER_S = 10
 """Each reads the heads of all rings, some 100 microseconds per rank."""
@@ -63,6 +65,8 @@ class Run:
     job: str = ""
     keep_captures: Path | None = None
     """Where to copy the captures of each diagnosis; None: they are deleted with the run."""
+    keep_rings: Path | None = None
+    """Where to copy the flight rings once the job has ended; None: they are deleted with the run."""
     policy: Policy = field(default_factory=Policy)
     environment: Mapping[str, str] = field(default_factory=dict)
     """Added to the environment of the command."""
@@ -88,6 +92,8 @@ def run(plan: Run, tell: Callable[[Incident], None], say: Callable[[str], None])
         finally:
             if watcher is not None:
                 watcher.close()
+            if plan.keep_rings is not None and job.poll() is not None:
+                _keep_rings(workspace.path, plan.keep_rings, say)
         while (status := job.wait(60.0)) is None:
             pass
         return status
@@ -290,6 +296,21 @@ def _were_ended(look: Look) -> bool:
     anybody sees how. One that dies of itself is seen, since its launcher looks at it ten times a second."""
     views = list(look.views.values())
     return len(views) > 1 and all(v.state == "died" and v.exit_status is None and not v.exception for v in views)
+
+
+def _keep_rings(folder: Path, target: Path, say: Callable[[str], None]) -> None:
+    rings = sorted(folder.glob(f"*{SUFFIX}"))
+    if not rings:
+        say("no flight rings are kept, since no process of the job trained")
+        return
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        for ring in rings:
+            shutil.copy2(ring, target)
+    except OSError as error:
+        say(f"flight rings could not be kept in {target}: {error.strerror or error}")
+    else:
+        say(f"flight rings are kept; see eroica show {shlex.quote(str(target))}")
 
 
 def _now() -> str:
