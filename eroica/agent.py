@@ -39,9 +39,10 @@ MOST_LAPS = 300
 """Iterations told with a window: what `degradation` looks back at."""
 READ_FAST_S = 1.0
 """Counters are read often from the commit of a window until so long after its expected end."""
-DISTURBED_S = 30.0
+DISTURBED_S = 3.0
 """For so long at most, what iterations take while captures are being read is laid to the reading and not judged: on a
-host without a free core it slows the ranks down, by a fifth where that was seen."""
+host without a free core it slows the ranks down, by a fifth where that was seen. Reading takes a second or two; where
+it takes longer, it is the readers that get no core, since they are of low priority."""
 RECENT = 16
 """Iterations whose median is told as the pace."""
 
@@ -245,8 +246,9 @@ class Agent:
                 self._tell_death(entry, rank)
             for trigger in triggers:
                 self._bus.publish(bus.Noticed(rank=rank, trigger=trigger))
-            self._tell_standing(entry, rank)
+            # A rank that ends right after its capture has answered before it is gone.
             self._tell_answer(entry, rank)
+            self._tell_standing(entry, rank)
         self._recorder.tick(self._sampled())
         self._collect()
 

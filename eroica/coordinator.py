@@ -416,8 +416,12 @@ class Coordinator:
     def _finish_if_complete(self, now_ns: int) -> None:
         window = self.window
         assert window is not None
-        if window.committed and all(
-            rank in window.summaries or rank in window.problems or not self._lives(rank) for rank in window.ranks
+        if window.committed and not any(
+            rank not in window.summaries
+            and rank not in window.problems
+            # What a rank wrote before it ended is still to be read.
+            and (self._lives(rank) or window.answers.get(rank) is State.DONE)
+            for rank in window.ranks
         ):
             self._finish(now_ns)
 

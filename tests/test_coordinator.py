@@ -216,6 +216,18 @@ def test_a_rank_that_ends_in_the_window_is_not_waited_for() -> None:
     assert missing_note(job.windows[0]) == "rank 3 has ended"
 
 
+def test_what_a_rank_wrote_before_it_ended_is_waited_for() -> None:
+    job = Job()
+    job.stand(50)
+    job.notice()
+    job.answer(State.PREPARED)
+    job.answer(State.DONE)
+    job.stand(70, is_alive=False)
+    assert job.windows == []
+    job.summarize()
+    assert missing_note(job.windows[0]) == "" and len(job.windows[0].summaries) == 4
+
+
 def test_a_silence_or_a_death_ends_the_window_under_way() -> None:
     job = Job()
     job.stand(50)
