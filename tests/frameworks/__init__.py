@@ -1,1 +1,1 @@
-"""Plain training programs, run as processes by `test_marks_real.py`. They take nothing from eroica."""
+"""Plain training programs, run as processes by `test_frameworks.py` and `test_frameworks_run.py`; nothing of eroica."""
