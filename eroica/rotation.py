@@ -31,6 +31,8 @@ ONE_RANK = 0.8
 """Share of the excess that one rank must hold to be named."""
 NOTED_COVERAGE = 0.6
 """Share of the excess that the ranks' own records must cover to be its cause."""
+MOST_EVALUATED = 1 / 3
+"""Share of the steps of a window: a teacher that is switched to evaluation in each step is no evaluation."""
 _ONE_THING = frozenset({Activity.CHECKPOINT, Activity.COMPILE, Activity.GC, Activity.ALLOCATOR, Activity.SYNC})
 _NOTED_CAUSES = {
     "gc": ("host_gc", "garbage collections"),
@@ -57,7 +59,8 @@ def rotating_excess(
     """
     if stacked.own_s.shape[1] < 4 or len(stacked) < 2:
         return None
-    over = _peaks(stacked.own_s, roles)
+    evaluated = _evaluated(stacked, phases)
+    over = np.where(evaluated, np.nan, _peaks(stacked.own_s, roles))
     kind = np.array([int(f.activity) for f in stacked.functions] + [-1])[stacked.top_function]
     for excess in stable:
         over[excess.ranks] = np.where(kind[excess.ranks] == excess.activity, np.nan, over[excess.ranks])
@@ -66,7 +69,9 @@ def rotating_excess(
         return _of_functions(stacked, over, cells, mean_s, iteration_s, recurrence, phases)
     if is_host_only(stacked) or stable:
         return None
-    idle = _peaks(stacked.length_s - stacked.own_s - stacked.exposed_s - stacked.waiting_s, roles)
+    idle = np.where(
+        evaluated, np.nan, _peaks(stacked.length_s - stacked.own_s - stacked.exposed_s - stacked.waiting_s, roles)
+    )
     # Late because of it: the others wait in these steps and this rank does not.
     late = -_peaks(stacked.exposed_s + stacked.waiting_s, roles)
     cells, mean_s = _moving(stacked, np.where(late >= 0.5 * idle, idle, 0.0), iteration_s)
@@ -75,6 +80,17 @@ def rotating_excess(
     cause = Cause("unknown", False, "no event covers this time on the ranks that the others wait for", ())
     share = len(np.unique(cells[:, 1])) / stacked.own_s.shape[1]
     return Excess(np.empty(0, np.intp), "rotating", "rotating", None, None, mean_s, 0.0, share, cause)
+
+
+def _evaluated(stacked: Stacked, phases: Sequence[PhaseRecord]) -> npt.NDArray[np.bool_]:
+    """(I,) Steps with an evaluation in them: they are long for a reason that needs no diagnosis, and ranks that evaluate
+    differ from each other for as many. Not those with a save as well, and none where evaluating is a part of training.
+
+    An evaluation that no rank notes, since its code switches no module to it, is not seen here.
+    """
+    noted = {kind: {r.step for r in phases if r.kind == kind} for kind in ("evaluation", "checkpoint")}
+    steps = np.isin(stacked.steps, sorted(noted["evaluation"] - noted["checkpoint"]))
+    return steps if steps.mean() <= MOST_EVALUATED else np.zeros_like(steps)
 
 
 def _lower_quartile(values: Float64s) -> Float64s:

@@ -133,6 +133,20 @@ def test_a_phase_that_the_trace_does_not_show_gives_the_cause() -> None:
     assert diagnose(cpu_job(spent), Context(series=series)).verdict.cause == "host_python"
 
 
+def test_steps_with_an_evaluation_are_no_excess_unless_something_is_saved_in_them_as_well() -> None:
+    def spent(rank: int, step: int) -> Spent:
+        return [(SAVE, 200.0)] if rank == 0 and step in (1, 5, 9) else []
+
+    stacked = cpu_job(spent)
+    assert diagnose(stacked).verdict.cause == "checkpoint_io"
+    evaluations = [PhaseRecord(rank, "evaluation", 100 + step, 0.2) for rank in range(4) for step in (1, 5, 9)]
+    assert diagnose(stacked, Context(phases=evaluations)).kind == "healthy"
+    saves = [PhaseRecord(0, "checkpoint", 100 + step, 0.19) for step in (1, 5, 9)]
+    assert diagnose(stacked, Context(phases=[*evaluations, *saves])).verdict.cause == "checkpoint_io"
+    teacher = [PhaseRecord(0, "evaluation", 100 + step, 0.001) for step in range(12)]
+    assert diagnose(stacked, Context(phases=teacher)).verdict.cause == "checkpoint_io"
+
+
 def test_ranks_that_did_not_capture_are_named_in_the_coverage() -> None:
     captures = [CaptureRecord(0, "done"), CaptureRecord(2, "busy", "another profiler is active")]
     notes = diagnose(cpu_job(lambda rank, step: []), Context(captures=captures)).coverage.notes
