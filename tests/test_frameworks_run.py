@@ -114,7 +114,11 @@ def is_slow_and_right(home: Path, framework: str, ranks: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("framework", "ranks"),
-    [("ddp", "all"), ("fsdp2", "1"), ("compiled", "0"), ("spawn", "1"), ("slurm", "1"), ("plain", "all")],
+    [
+        ("ddp", "all"),
+        ("plain", "all"),
+        *(pytest.param(kind, "1", marks=pytest.mark.full) for kind in ("fsdp2", "compiled", "spawn", "slurm")),
+    ],
 )
 def test_torch_alone_is_counted_and_diagnosed_right_and_its_weights_are_the_same(
     tmp_path: Path, framework: str, ranks: str
