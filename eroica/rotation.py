@@ -83,7 +83,7 @@ def rotating_excess(
 
 
 def _evaluated(stacked: Stacked, phases: Sequence[PhaseRecord]) -> npt.NDArray[np.bool_]:
-    """(I,) Steps with an evaluation in them: they are long for a reason that needs no diagnosis, and ranks that evaluate
+    """(I,) Steps with an evaluation in them: long for a reason that needs no diagnosis, and ranks that evaluate
     differ from each other for as many. Not those with a save as well, and none where evaluating is a part of training.
 
     An evaluation that no rank notes, since its code switches no module to it, is not seen here.
