@@ -274,9 +274,12 @@ def _drafts(
         gap = iteration_s - iteration_of(context.baseline)
         priced = sum(d.impact.seconds_per_iteration or 0.0 for d in drafts)
         if gap > 0 and priced < 0.5 * gap:
+            # What moves over the ranks raises the mean of all of them; it is told already, and as what it is.
+            moving = {e.activity for e in excesses if e.scope == "rotating"}
             drafts.extend(
                 with_records(stacked, excess_draft(stacked, e, pricer, iteration_s), context)
                 for e in common_excess(stacked, context.baseline, iteration_s)
+                if e.activity is None or e.activity not in moving
             )
     drafts.sort(key=lambda d: -(d.impact.seconds_per_iteration or 0.0))
     return drafts

@@ -86,6 +86,15 @@ def test_collections_that_hit_half_of_the_ranks_in_a_step_are_found_and_blame_no
     assert (finding.cause, finding.scope, finding.ranks) == ("host_gc", "rotating", "")
 
 
+def test_collections_that_move_over_the_ranks_are_told_once_though_all_take_longer_than_in_the_healthy_window() -> None:
+    def spent(rank: int, step: int) -> Spent:
+        # Ranks collect in turn, and each a little in every step: the mean of all of them rises by more than the turns.
+        return [(COLLECT, 60.0 if (step + rank) % 4 == 0 else 12.0)]
+
+    made = diagnose(cpu_job(spent), Context(baseline=cpu_job(lambda rank, step: [])))
+    assert [(f.cause, f.scope) for f in made.findings] == [("host_gc", "rotating")]
+
+
 def test_a_rank_that_runs_the_models_operators_more_often_has_more_load() -> None:
     made = diagnose(cpu_job(lambda rank, step: [], lambda rank: 2 if rank == 3 else 1))
     assert (made.verdict.cause, made.verdict.ranks) == ("load_imbalance", "3")
