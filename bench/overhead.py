@@ -300,7 +300,8 @@ def _tables(size: int, runs: Mapping[str, Sequence[Run]], left_out: Mapping[str,
             Spread.of([getattr(run, key) for run in found]) for key in ("calm_ms", "import_s", "exit_s", "peak_mb")
         ]
         gap = Spread.of([run.calm_gap_ms for run in found])
-        rows.append((name, figure(cells[0]), figure(ratio), figure(gap), *map(figure, cells[1:])))
+        cpu = Spread.of([run.calm_cpu_ms / other.calm_cpu_ms for run, other in zip(found, bare, strict=False)])
+        rows.append((name, figure(cells[0]), figure(ratio), figure(cpu), figure(gap), *map(figure, cells[1:])))
         if found[0].window:
             spreads = {key: Spread.of([run.window[key] for run in found]) for key in found[0].window}
             window_rows.append((name, *map(figure, spreads.values())))
