@@ -59,6 +59,11 @@ class Policy:
     fewest: int = 10
     most: int = 40
     """Iterations in a window; further ones of a periodic fault are added up to this."""
+    least: int = 4
+    """Iterations, where more would be too much: a median still outvotes one odd iteration."""
+    most_events: int = 40_000
+    """On one rank, in all windows but the first, which shows how many an iteration has: to stop the profiler holds the
+    interpreter for some 3 us per event, a tenth of a second for these."""
     lead_s: float = 0.6
     """From the command to the start: two rounds of messages at 10 looks a second, twice over."""
     answer_s: float = 20.0
@@ -77,8 +82,11 @@ class Policy:
     frames: Frames = Frames.SAMPLED
 
     def __post_init__(self) -> None:
-        if not 0 < self.fewest <= self.most <= MOST_STEPS:
-            raise ValueError(f"Policy: 0 < fewest ({self.fewest}) <= most ({self.most}) <= {MOST_STEPS} must hold")
+        if not 0 < self.least <= self.fewest <= self.most <= MOST_STEPS:
+            raise ValueError(
+                f"Policy: 0 < least ({self.least}) <= fewest ({self.fewest}) <= most ({self.most}) <= {MOST_STEPS} "
+                "must hold"
+            )
 
 
 @dataclass(slots=True)
@@ -106,6 +114,8 @@ class Window:
     problems: dict[int, str] = field(default_factory=dict)
     histories: dict[int, History] = field(default_factory=dict)
     counters: dict[str, tuple[Counted, ...]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    """Why it is not as it would be."""
     committed: bool = False
     deadline_ns: int = 0
     num_tries: int = 1
@@ -189,6 +199,8 @@ class Coordinator:
         self._dead: set[int] = set()
         self._is_crash_told = False
         self._again: _Again | None = None
+        self._events_per_iteration = 0.0
+        """On the rank that has most, as windows of this start of the job have shown; 0 before the first."""
 
     def handle(self, message: Message, now_ns: int) -> None:
         """Take a message of an agent."""
@@ -277,6 +289,7 @@ class Coordinator:
         self.standings.clear()
         self._dead.clear()
         self._is_crash_told = False
+        self._events_per_iteration = 0.0
         self._wanted = self._again = None
 
     def _notice(self, rank: int, trigger: Trigger, now_ns: int) -> None:
@@ -319,22 +332,29 @@ class Coordinator:
         first = max(learnt, key=lambda s: s.count)
         assert first.unit is not None
         per, pace_s = first.per_iteration, max(s.iteration_s or 0.0 for s in learnt)
-        if not window.num_iterations:
-            window.num_iterations = min(max(math.ceil(policy.window_s / pace_s), policy.fewest), policy.most)
+        every = window.cause.every if window.cause is not None else None
+        most = self._bearable(pace_s)
+        wanted = window.num_iterations or min(max(math.ceil(policy.window_s / pace_s), policy.fewest), policy.most)
+        if every:
+            wanted = max(2 * every, policy.fewest) if 2 * every <= policy.most else policy.fewest
+            window.num_iterations = wanted if wanted <= most else min(policy.fewest, most)
+        elif not window.num_iterations:
+            window.num_iterations = min(wanted, most)
         lead = math.ceil(policy.lead_s * window.num_tries / pace_s) + 2 * window.num_tries
         start = first.aligned + (math.ceil((first.count - first.aligned) / per) + lead) * per
-        every = window.cause.every if window.cause is not None else None
-        if every:
+        if every and window.num_iterations < 2 * every:
             # Meet the next slow one: two periods if they are short, else the surroundings of one.
-            if 2 * every <= policy.most:
-                window.num_iterations = max(2 * every, policy.fewest)
-            else:
-                assert window.cause is not None
-                before = max(2, policy.fewest // 2)
-                shown = window.cause.step
-                ahead = math.ceil(max(start + before * per - shown, 0) / (every * per))
-                start = shown + ahead * every * per - before * per
-                window.num_iterations = 2 * before
+            assert window.cause is not None
+            before = max(window.num_iterations // 2, 1)
+            shown = window.cause.step
+            ahead = math.ceil(max(start + before * per - shown, 0) / (every * per))
+            start = shown + ahead * every * per - before * per
+            window.num_iterations = 2 * before
+        if self._events_per_iteration and most < wanted and window.num_iterations < wanted:
+            window.notes = (
+                f"the window has {window.num_iterations} iterations instead of {wanted}: one has "
+                f"{self._events_per_iteration:,.0f} events, and {policy.most_events:,} on a rank are to be enough",
+            )
         window.unit, window.start = first.unit, start
         # Whole iterations: where an optimizer steps for each parameter, one alone has hundreds of steps.
         window.num_iterations = min(window.num_iterations, max(MOST_STEPS // per, 1))
@@ -355,6 +375,16 @@ class Coordinator:
                 frames=policy.frames,
             )
         )
+
+    def _bearable(self, pace_s: float) -> int:
+        """Most iterations in a window."""
+        policy = self.policy
+        if self._events_per_iteration:
+            return min(max(int(policy.most_events / self._events_per_iteration), policy.least), policy.most)
+        if pace_s * policy.fewest > policy.window_s:
+            # Nothing is known of long iterations yet, and they may be long because they have very many operators.
+            return min(max(math.ceil(policy.window_s / pace_s), policy.least), policy.fewest)
+        return policy.most
 
     def _answered(self, message: Answered, now_ns: int) -> None:
         window = self.window
@@ -385,7 +415,7 @@ class Coordinator:
         for rank in window.ranks:
             if rank not in window.answers:
                 window.problems[rank] = "did not answer"
-            elif rank not in prepared:
+            elif rank not in prepared and rank not in window.problems:  # an agent may have said more
                 window.problems[rank] = WHY.get(window.answers[rank], "gave an answer that makes no sense")
         if not prepared:
             self._publish(Abort(window=window.number))
@@ -408,7 +438,9 @@ class Coordinator:
         if message.summary is None:
             window.problems[message.rank] = message.problem
         else:
-            window.summaries[message.rank] = codec.read_summary(message.summary)
+            summary = window.summaries[message.rank] = codec.read_summary(message.summary)
+            seen = summary.coverage.num_events / max(summary.num_iterations, 1)
+            self._events_per_iteration = max(self._events_per_iteration, seen)
         if message.history is not None:
             window.histories[message.rank] = message.history
         self._finish_if_complete(now_ns)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+import pytest
+
 from eroica import bus
 from eroica.bus import Abort, Answered, Commit, Died, LookCloser, Looked, Noticed, Prepare, Standing, Summarized
 from eroica.codec import write_summary
@@ -83,9 +85,11 @@ class Job:
         for rank in range(self.num_ranks) if ranks is None else ranks:
             self.tell(Answered(window=self.prepared.window, rank=rank, state=state))
 
-    def summarize(self, ranks: range | list[int] | None = None) -> None:
+    def summarize(self, ranks: range | list[int] | None = None, num_events: int = 0) -> None:
         for rank in range(self.num_ranks) if ranks is None else ranks:
-            data = write_summary(summary(rank, Rank()))
+            made = summary(rank, Rank())
+            made = replace(made, num_iterations=2, coverage=replace(made.coverage, num_events=num_events))
+            data = write_summary(made)
             self.tell(Summarized(window=self.prepared.window, rank=rank, summary=data))
 
     def pass_time(self, seconds: float) -> None:
@@ -338,6 +342,81 @@ def test_a_long_period_is_met_at_its_next_slow_iteration() -> None:
     job.notice(Change.RECURRING, every=50)
     assert job.prepared.start < 449 < job.prepared.start + job.prepared.num_steps
     assert job.prepared.num_steps <= 12
+
+
+def test_the_first_window_of_long_iterations_is_short_and_the_next_as_long_as_their_events_allow() -> None:
+    job = Job(policy=Policy())
+    job.stand(30, iteration_s=0.5)
+    job.pass_time(1)
+    assert job.prepared.num_steps == 4
+    job.answer(State.PREPARED)
+    job.summarize(num_events=100 * 2)  # of two iterations
+    job.notice()
+    job.pass_time(1)
+    assert job.prepared.num_steps == 10  # what it would have been; nothing was cut
+    assert job.coordinator.window is not None and job.coordinator.window.notes == ()
+
+
+def test_short_iterations_are_not_cut_in_the_first_window() -> None:
+    job = Job()
+    job.stand(50)
+    job.notice()
+    assert job.prepared.num_steps == 20
+
+
+def test_a_window_holds_no_more_events_than_can_be_borne_by_the_rank_with_most_of_them() -> None:
+    job = Job(policy=Policy())
+    job.stand(30)
+    job.pass_time(1)
+    job.answer(State.PREPARED)
+    job.summarize([0, 1, 2], num_events=1_000 * 2)
+    job.summarize([3], num_events=5_000 * 2)
+    job.notice()
+    job.pass_time(1)
+    assert job.prepared.num_steps == 8
+    job.answer(State.PREPARED)
+    job.summarize(num_events=5_000 * 2)
+    assert job.windows[1].notes == (
+        "the window has 8 iterations instead of 20: one has 5,000 events, and 40,000 on a rank are to be enough",
+    )
+
+
+def test_a_window_has_four_iterations_however_many_events_they_have() -> None:
+    job = Job(policy=Policy())
+    job.stand(30)
+    job.pass_time(1)
+    job.answer(State.PREPARED)
+    job.summarize(num_events=1_000_000)
+    job.notice()
+    job.pass_time(1)
+    assert job.prepared.num_steps == 4
+
+
+@pytest.mark.parametrize("every", [3, 15, 50])
+def test_a_window_that_is_cut_meets_the_next_slow_iteration_all_the_same(every: int) -> None:
+    job = Job(policy=Policy())
+    job.stand(30)
+    job.pass_time(1)
+    job.answer(State.PREPARED)
+    job.summarize(num_events=8_000 * 2)
+    job.stand(400)
+    job.notice(Change.RECURRING, every=every)  # the slow one was the iteration that ended at 400
+    job.pass_time(1)
+    assert job.prepared.num_steps == 4
+    held = range(job.prepared.start, job.prepared.start + job.prepared.num_steps)
+    assert any((step + 1 - 400) % every == 0 for step in held)
+    assert job.coordinator.window is not None and "4 iterations instead of" in job.coordinator.window.notes[0]
+
+
+def test_what_was_learnt_of_events_is_forgotten_when_the_job_starts_anew() -> None:
+    job = Job(policy=Policy(baseline=False, rest_s=0))
+    job.stand(50)
+    job.notice()
+    job.answer(State.PREPARED)
+    job.summarize(num_events=1_000_000)
+    job.stand(40, generation=1)
+    job.notice(generation=1)
+    assert job.prepared.num_steps == 20
 
 
 def test_a_job_without_learnt_iterations_is_not_captured() -> None:
