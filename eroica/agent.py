@@ -2,8 +2,9 @@
 
 It reads rings (never the processes themselves, but for stacks when a job hangs), turns their records into iterations
 and changes of pace (`marks`), leaves commands in mailboxes, and reduces captures to summaries, in worker processes of
-low priority, so that only kilobytes travel. It decides nothing: that is the coordinator's. One per host; `poll` is
-called some ten times a second by whoever owns the loop (`live`). Losing it costs a rank nothing.
+low priority, so that only kilobytes travel. Where Kineto records on demand, commands go to `recording` instead, which
+answers for the ranks. It decides nothing: that is the coordinator's. One per host; `poll` is called some ten times a
+second by whoever owns the loop (`live`). Losing it costs a rank nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import os
 import time
 from collections import deque
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
@@ -19,12 +21,14 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from eroica import bus, processes, ring, samplers, views
+from eroica import bus, codec, processes, recording, ring, samplers, views
+from eroica.amend import Told
 from eroica.background import History, Lap, Span
 from eroica.bus import Abort, Commit, LookCloser, Message, Prepare
 from eroica.captures import Readers, capture_path, summarize_capture
 from eroica.commands import Command, Frames, State, Unit, Verb, parse_answer
 from eroica.errors import DataError, EroicaError
+from eroica.job import parse_ranks
 from eroica.marks import Watch
 from eroica.probe.environment import merged
 from eroica.ring import Record, Tail
@@ -113,17 +117,33 @@ class _Reading:
     samples: Samples | None
     is_second: bool = False
     """The first reader was killed."""
+    trace: str = ""
+    """What Kineto recorded on demand and what becomes `path`; "": a capture of the rank's own."""
+    told: Told | None = None
+    """What such a trace lacks."""
+    by_time: bool = False
+    """It was recorded by the wall clock, not by steps."""
 
 
 class Agent:
     """See the module."""
 
-    def __init__(self, folder: Path, link: bus.Bus, *, host: str, readers: Readers) -> None:
-        """`folder`: where the ranks of this host leave their rings. `readers`: of captures."""
+    def __init__(
+        self,
+        folder: Path,
+        link: bus.Bus,
+        *,
+        host: str,
+        readers: Readers,
+        on_demand: recording.Recording | None = None,
+    ) -> None:
+        """`folder`: where the ranks of this host leave their rings. `readers`: of captures. `on_demand`: who records
+        windows, and is closed by us; None: the ranks themselves."""
         self.folder = folder
         self._bus = link
         self._host = host
         self._readers = readers
+        self._on_demand = on_demand
         self._rings: dict[Path, _Rank] = {}
         self._refused: set[Path] = set()
         self._pending: dict[Future[bytes | str], _Reading] = {}
@@ -211,8 +231,8 @@ class Agent:
 
     @property
     def is_busy(self) -> bool:
-        """Captures are being read."""
-        return bool(self._pending)
+        """Captures are being read, or taken by somebody else than the ranks."""
+        return bool(self._pending) or (self._on_demand is not None and self._on_demand.is_busy)
 
     def poll(self, now_ns: int) -> None:
         """Look at all rings and tell what is new. `now_ns`: CLOCK_MONOTONIC."""
@@ -249,8 +269,15 @@ class Agent:
             # A rank that ends right after its capture has answered before it is gone.
             self._tell_answer(entry, rank)
             self._tell_standing(entry, rank)
+        if self._on_demand is not None:
+            self._answer(self._on_demand.poll(self._places(), now_ns), now_ns)
         self._recorder.tick(self._sampled())
         self._collect()
+
+    def rest(self) -> None:
+        """The job is being ended: take back what can be."""
+        if self._on_demand is not None:
+            self._answer(self._on_demand.rest(), time.monotonic_ns())
 
     def _heard(self) -> list[tuple[_Rank, ring.News]]:
         """What is new in each ring; rings that cannot be read any more are left."""
@@ -273,6 +300,8 @@ class Agent:
 
     def close(self) -> None:
         """Stop reading; files stay."""
+        if self._on_demand is not None:
+            self._on_demand.close()
         for entry in self._rings.values():
             entry.tail.close()
             entry.let_go()
@@ -349,10 +378,87 @@ class Agent:
         samples = samples_for(self._recorder, self._sampled_rank(entry), begin_ns, end_ns)
         path = capture_path(entry.tail.path.parent, window, rank)
         self._read(_Reading(window, rank, _history(entry, shift_ns), str(path), entry.words[ring.WORLD_SIZE], samples))
+        self._count(window, begin_ns, end_ns)
+
+    def _count(self, window: int, begin_ns: int, end_ns: int) -> None:
+        """Tell the host's counters over a window, once."""
         if window not in self._counted:
             self._counted.add(window)
             counted = tuple(counters(self._recorder, begin_ns, end_ns))
             self._bus.publish(bus.CountersRead(window=window, host=self._host, counters=counted))
+
+    def _places(self) -> dict[int, recording.Place]:
+        """Of the ranks that can be asked to record."""
+        found = {}
+        for rank, entry in self.ranks().items():
+            standing, laps = entry.standing, entry.watch.iterations
+            if standing is not None:
+                found[rank] = recording.Place(
+                    pid=entry.tail.identity.pid,
+                    count=entry.words[ring.NUM_STEPS],
+                    num_skipped=entry.words[ring.NUM_SKIPPED],
+                    per_iteration=standing.per_iteration,
+                    iteration_s=standing.iteration_s or 0.0,
+                    lap=(laps[-1].step, laps[-1].end_ns) if laps else (0, 0),
+                    folder=entry.tail.path.parent,
+                    is_alive=standing.is_alive,
+                )
+        return found
+
+    def _answer(self, answers: list[recording.Answer], now_ns: int) -> None:
+        """For ranks that others record."""
+        ranks = self.ranks()
+        for answer in answers:
+            entry = ranks.get(answer.rank)
+            if entry is None:
+                continue
+            if answer.begins:
+                entry.watch.captured(answer.window, answer.begin_ns, None)
+                continue
+            if answer.state not in (State.PREPARED, State.COMMITTED):
+                entry.watch.captured(answer.window, answer.begin_ns, now_ns)
+                self._hint(entry, answer.window, Verb.ABORT)
+            if answer.problem:
+                self._bus.publish(
+                    bus.Summarized(window=answer.window, rank=answer.rank, summary=None, problem=answer.problem)
+                )
+            if answer.trace is not None:
+                self._take_in(entry, answer, answer.trace)
+            self._bus.publish(bus.Answered(window=answer.window, rank=answer.rank, state=answer.state))
+
+    def _take_in(self, entry: _Rank, answer: recording.Answer, trace: Path) -> None:
+        """Have a trace of Kineto's completed and reduced."""
+        shift_ns = time.time_ns() - time.monotonic_ns()
+        asked, rank = self._commands[answer.window], answer.rank
+        laps = list(entry.watch.iterations)
+        ends = {lap.step: lap.end_ns for lap in laps}
+        begin_ns, end_ns = answer.begin_ns, answer.end_ns
+        if not answer.by_time:
+            begin_ns = ends.get(asked.start, begin_ns)
+            end_ns = ends.get(asked.start + asked.num_steps, end_ns)
+        told = Told(
+            rank=rank,
+            world_size=max(entry.words[ring.WORLD_SIZE], 0),
+            groups=_groups(entry.notes),
+            step_ends=[(step, at_ns + shift_ns) for step, at_ns in ends.items()],
+            per_iteration=entry.watch.steps_per_iteration,
+        )
+        samples = samples_for(self._recorder, self._sampled_rank(entry), begin_ns + shift_ns, end_ns + shift_ns)
+        target = capture_path(entry.tail.path.parent, answer.window, rank)
+        self._read(
+            _Reading(
+                window=answer.window,
+                rank=rank,
+                history=_history(entry, shift_ns),
+                path=str(target),
+                world_size=told.world_size,
+                samples=samples,
+                trace=str(trace),
+                told=told,
+                by_time=answer.by_time,
+            )
+        )
+        self._count(answer.window, begin_ns + shift_ns, end_ns + shift_ns)
 
     def _sampled(self) -> list[samplers.Rank]:
         return [self._sampled_rank(entry) for entry in self.ranks().values() if entry.is_alive]
@@ -362,7 +468,10 @@ class Agent:
 
     def _read(self, reading: _Reading) -> None:
         path, rank, world_size, samples = reading.path, reading.rank, reading.world_size, reading.samples
-        future = self._readers.submit(summarize_capture, path, rank, world_size, self._host, samples)
+        if reading.told is None:
+            future = self._readers.submit(summarize_capture, path, rank, world_size, self._host, samples)
+        else:
+            future = self._readers.submit(recording.take_in, reading.trace, path, reading.told, self._host, samples)
         self._pending[future] = reading
 
     def _collect(self) -> None:
@@ -379,19 +488,43 @@ class Agent:
             except Exception as error:
                 result = f"could not be summarized: {type(error).__name__}: {error}"
             window, rank = reading.window, reading.rank
-            if isinstance(result, bytes):
+            problem = result if isinstance(result, str) else self._problem(reading, result)
+            if isinstance(result, bytes) and not problem:
                 told = bus.Summarized(window=window, rank=rank, summary=result, history=reading.history)
             else:
-                told = bus.Summarized(window=window, rank=rank, summary=None, problem=result)
+                told = bus.Summarized(window=window, rank=rank, summary=None, problem=problem)
             self._bus.publish(told)
 
+    def _problem(self, reading: _Reading, summary: bytes) -> str:
+        """What is wrong with the window that a summary is of."""
+        if self._on_demand is None:
+            return ""
+        steps = codec.read_summary(summary).ledger.steps
+        held = range(int(steps[0]), int(steps[-1]) + 1) if len(steps) else None
+        return self._on_demand.learn(self._commands[reading.window], held, by_time=reading.by_time)
+
     def _take(self, message: Message) -> None:
+        now_ns = time.monotonic_ns()
         if isinstance(message, Prepare):
             self._commands[message.window] = message
-            self._post(message, Verb.PREPARE)
+            if self._on_demand is not None:
+                self._answer(self._on_demand.prepare(message, self._places(), now_ns), now_ns)
+            else:
+                self._post(message, Verb.PREPARE)
         elif isinstance(message, (Commit, Abort)) and message.window in self._commands:
             if isinstance(message, Commit):
                 self._recorder.hurry(message.expected_s + READ_FAST_S)
+            if self._on_demand is not None:
+                if isinstance(message, Abort):
+                    self._answer(self._on_demand.abort(message.window), now_ns)
+                    return
+                answers = self._on_demand.commit(message, self._places(), now_ns)
+                ranks = self.ranks()
+                for rank in self._on_demand.asked:
+                    if rank in ranks:
+                        self._hint(ranks[rank], message.window, Verb.OUTSIDE)
+                self._answer(answers, now_ns)
+                return
             verb = Verb.COMMIT if isinstance(message, Commit) else Verb.ABORT
             self._post(self._commands[message.window], verb)
         elif isinstance(message, LookCloser):
@@ -418,6 +551,14 @@ class Agent:
             if entry.tail.identity.pid == view.pid and entry.exit_status is not None and view.exit_status is None:
                 return replace(view, exit_status=entry.exit_status)
         return view
+
+    def _hint(self, entry: _Rank, window: int, verb: Verb) -> None:
+        """Tell a rank that Kineto records it, or no more: it must not end meanwhile without care."""
+        assert self._on_demand is not None
+        asked = self._commands[window]
+        steps = 0 if self._on_demand.is_by_time else asked.num_steps
+        with contextlib.suppress(OSError):
+            ring.post(entry.tail.path, Command(window=window, verb=verb, start=asked.start, num_steps=steps).word())
 
     def _post(self, window: Prepare, verb: Verb) -> None:
         word = Command(
@@ -454,6 +595,21 @@ def _history(entry: _Rank, shift_ns: int) -> History:
         ),
         environment=merged(entry.notes),
     )
+
+
+def _groups(notes: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
+    """The process groups of a rank, as torch writes them into a trace."""
+    return [
+        {
+            "pg_name": note["name"],
+            "pg_desc": note.get("description", ""),
+            "backend_config": note.get("backend", ""),
+            "pg_size": note.get("size", 0),
+            "ranks": list(parse_ranks(str(note.get("ranks", "")))),
+        }
+        for note in notes
+        if "group" in note and "name" in note
+    ]
 
 
 def _span_name(record: Record) -> str:

@@ -40,7 +40,10 @@ class Told:
     """As torch writes them: pg_name, pg_desc, backend_config, pg_size, ranks."""
     step_ends: Sequence[tuple[int, int]] = ()
     """Steps completed and when, ns since 1970 (not CLOCK_MONOTONIC), of outermost optimizer steps, ascending; those
-    outside of the window are left out. `ProfilerStep#n` lasts from n steps completed to n + 1, as in process."""
+    outside of the window are left out. `ProfilerStep#n` lasts from n steps completed to the end of the iteration, as in
+    process."""
+    per_iteration: int = 1
+    """Steps from one of `step_ends` to the next; where some are missing, no iteration is marked."""
 
 
 def amend(path: Path, told: Told) -> int:
@@ -59,7 +62,7 @@ def amend(path: Path, told: Told) -> int:
     closing = _CLOSING.search(tail)
     if closing is None:
         raise DataError(f"{path}: does not end as a trace of Kineto's does ({size} bytes); was the disk full?")
-    events = list(_iterations(path, tail, told.step_ends)) if told.step_ends else []
+    events = list(_iterations(path, tail, told)) if told.step_ends else []
     if events:
         weave.weave(str(path), events)
     info = {"backend": told.backend, "rank": told.rank, "world_size": told.world_size, "pg_count": len(told.groups)}
@@ -71,7 +74,7 @@ def amend(path: Path, told: Told) -> int:
     return len(events)
 
 
-def _iterations(path: Path, tail: bytes, step_ends: Sequence[tuple[int, int]]) -> Iterable[str]:
+def _iterations(path: Path, tail: bytes, told: Told) -> Iterable[str]:
     times = [(found[1], int(found[2]) * 1000 + int(found[3].ljust(3, b"0"))) for found in _WINDOW.finditer(tail)]
     begins = [at for name, at in times if name.startswith(b"Iteration")]
     ends = [at for name, at in times if name.startswith(b"Record")]
@@ -80,10 +83,10 @@ def _iterations(path: Path, tail: bytes, step_ends: Sequence[tuple[int, int]]) -
         return
     base = weave.base_ns(str(path))
     begin_ns, end_ns = base + min(begins), base + max(ends)
-    for (count, start_ns), (next_count, stop_ns) in itertools.pairwise(step_ends):
+    for (count, start_ns), (next_count, stop_ns) in itertools.pairwise(told.step_ends):
         # Kineto begins and ends in its hook on the optimizer, ours runs some microseconds after it.
         is_inside = begin_ns <= start_ns < stop_ns and stop_ns - end_ns <= (stop_ns - start_ns) // 100
-        if next_count == count + 1 and is_inside:
+        if next_count == count + told.per_iteration and is_inside:
             yield weave.event("user_annotation", f"ProfilerStep#{count}", *thread, start_ns, stop_ns, base)
 
 

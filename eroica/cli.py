@@ -83,8 +83,19 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--frames",
         choices=("sampled", "traced", "none"),
-        default="sampled",
-        help="how Python frames come into a window: looked at some hundred times a second, every call (dearer), or not",
+        default=None,
+        help="how Python frames come into a window: looked at some hundred times a second, every call (dearer), or "
+        "not; on demand they are traced or none (default: sampled; on demand traced)",
+    )
+    command.add_argument(
+        "--capture",
+        choices=("in-process", "on-demand"),
+        default="in-process",
+        help="who records windows: each rank by itself (default), or Kineto's own thread in it. On demand is for "
+        "training with very many operators, where to stop the profiler in process would hold the interpreter for "
+        "seconds. Its dangers: a rank that ends while a window is recorded ends some seconds later, and by SIGSEGV if "
+        "the window cannot be ended first (one by the clock that lasts over 10 s); a child made by os.fork that ends "
+        "in the ordinary way hangs at its end (workers of loaders do not)",
     )
     command.add_argument("--keep-captures", action="store_true", help="keep the traces of each diagnosis in DIR")
     command.add_argument(
@@ -255,12 +266,17 @@ def _run(options: argparse.Namespace) -> int:
     words = options.words[1:] if options.words[:1] == ["--"] else options.words
     if not words:
         options.usage("no COMMAND; for example: eroica run -- torchrun --nproc-per-node 4 train.py")
+    on_demand = options.capture == "on-demand"
+    if on_demand and options.frames == "sampled":
+        options.usage("argument --frames: on demand, frames are traced or none: nobody in the process looks at stacks")
+    frames = Frames[(options.frames or ("traced" if on_demand else "sampled")).upper()]
     plan = Run(
         command=words,
         job=options.job,
+        on_demand=on_demand,
         keep_captures=options.out if options.keep_captures else None,
         keep_rings=options.out / f"rings-{time.strftime('%Y%m%d-%H%M%S')}" if options.keep_rings else None,
-        policy=Policy(baseline=not options.no_baseline, frames=Frames[options.frames.upper()]),
+        policy=Policy(baseline=not options.no_baseline, frames=frames),
     )
     try:
         return run(plan, _teller(options.out), lambda text: _say(f"eroica: {text}"))

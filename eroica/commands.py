@@ -18,6 +18,9 @@ class Verb(IntEnum):
     PREPARE = 1
     COMMIT = 2
     ABORT = 3
+    OUTSIDE = 4
+    """Nothing is asked: Kineto records these steps on demand (none: by the clock), and a process that comes to its end
+    meanwhile has to end the window first. ABORT: it is over."""
 
 
 class Unit(IntEnum):

@@ -16,6 +16,7 @@ import socket
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,8 +32,10 @@ from eroica.errors import EroicaError
 from eroica.findings import Detail, Diagnosis, Verdict, to_json
 from eroica.job import format_ranks, parse_ranks
 from eroica.launch import Job, Workspace, environment_for, start
+from eroica.ondemand import OnDemand
 from eroica.pace import EFFECT
 from eroica.pattern import Stacked, stack
+from eroica.recording import LEAD_S, MOST_EVENTS, Recording
 from eroica.ring import SUFFIX
 
 LOOKS_PER_S = 10
@@ -70,6 +73,8 @@ class Run:
     policy: Policy = field(default_factory=Policy)
     environment: Mapping[str, str] = field(default_factory=dict)
     """Added to the environment of the command."""
+    on_demand: bool = False
+    """Have Kineto record the windows by itself; see `recording` for what for, and what it endangers."""
     enough: Callable[[int], bool] | None = None
     """Asked with the number of troubles told so far; True ends the job. For demos."""
 
@@ -79,11 +84,18 @@ def run(plan: Run, tell: Callable[[Incident], None], say: Callable[[str], None])
 
     `tell` gets each incident, `say` a sentence now and then. Raises UserError if the command cannot be started.
     """
-    with Workspace.create(os.environ) as workspace:
-        job = start(plan.command, environment=environment_for(workspace.path, plan.environment, base=os.environ))
+    with Workspace.create(os.environ) as workspace, ExitStack() as opened:
+        added, recording = dict(plan.environment), None
+        if plan.on_demand:
+            point = OnDemand(workspace.path / "kineto")
+            opened.callback(point.close)
+            added = point.environment(os.environ | added) | added
+            recording = Recording(point)
+            opened.callback(recording.close)
+        job = start(plan.command, environment=environment_for(workspace.path, added, base=os.environ))
         watcher: _Watcher | None = None
         try:
-            watcher = _Watcher(plan, workspace.path, tell, say)
+            watcher = _Watcher(plan, workspace.path, tell, say, recording)
             return _until_end(job, watcher, plan)
         except Exception as error:  # a fault of ours, too: the job must not lose its parent and its status to it
             at = traceback.extract_tb(error.__traceback__)[-1]
@@ -92,6 +104,7 @@ def run(plan: Run, tell: Callable[[Incident], None], say: Callable[[str], None])
         finally:
             if watcher is not None:
                 watcher.close()
+            opened.close()  # before the job ends: its Kineto would wait for answers that nobody gives
             if plan.keep_rings is not None and job.poll() is not None:
                 _keep_rings(workspace.path, plan.keep_rings, say)
         while (status := job.wait(60.0)) is None:
@@ -113,17 +126,27 @@ def _until_end(job: Job, watcher: _Watcher, plan: Run) -> int:
 class _Watcher:
     """Agent, coordinator and what they share, of one run."""
 
-    def __init__(self, plan: Run, folder: Path, tell: Callable[[Incident], None], say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        plan: Run,
+        folder: Path,
+        tell: Callable[[Incident], None],
+        say: Callable[[str], None],
+        recording: Recording | None,
+    ) -> None:
         self._plan = plan
         self._folder = folder
         self._tell = tell
         self._say = say
         self._bus = bus.Bus()
         self._readers = Readers()
-        self._agent = Agent(folder, self._bus, host=socket.gethostname(), readers=self._readers)
-        self._coordinator = Coordinator(
-            self._bus.publish, self._on_window, self._on_look, self._on_recovered, plan.policy
-        )
+        self._agent = Agent(folder, self._bus, host=socket.gethostname(), readers=self._readers, on_demand=recording)
+        policy = plan.policy
+        if recording is not None:
+            policy = replace(
+                policy, lead_s=max(policy.lead_s, LEAD_S), most_events=max(policy.most_events, MOST_EVENTS)
+            )
+        self._coordinator = Coordinator(self._bus.publish, self._on_window, self._on_look, self._on_recovered, policy)
         self._bus.subscribe(bus.TO_COORDINATOR, lambda message: self._coordinator.handle(message, time.monotonic_ns()))
         self._baseline: Stacked | None = None
         self._training = ""
@@ -155,7 +178,9 @@ class _Watcher:
 
     def rest(self) -> None:
         """The job was told to end: what dies or stands still from now on does so because of that."""
-        self._coordinator.is_resting = True
+        if not self._coordinator.is_resting:
+            self._coordinator.is_resting = True
+            self._agent.rest()
 
     def last_look(self) -> None:
         """The job has ended: take what it left, and wait for what is being read."""
@@ -192,6 +217,7 @@ class _Watcher:
             version=__version__,
             trigger=window.trigger,
             baseline=self._baseline,
+            notes=window.notes,
         )
         diagnosis, detail = diagnose_in_detail(stacked, context)
         if window.trigger == "baseline":

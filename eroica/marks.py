@@ -46,6 +46,8 @@ RECENT = 33
 """Iterations from which the usual number of raw units in one is taken."""
 LAPPED = 1 << 15
 """Records after which an older one has been overwritten in any ring."""
+OUTSIDE = 1 << 62
+"""Numbers of records that stand in no ring begin here."""
 MAX_KINDS = 64
 """Kinds of iterations whose number of collectives is remembered."""
 
@@ -134,6 +136,16 @@ class Watch:
         """No more records will come: what waited for later ones."""
         found = self._play(None)
         return found + self._judge(self._learnt.finish())
+
+    def captured(self, window: int, begin_ns: int, end_ns: int | None) -> None:
+        """A capture of which the ring holds no record, since others make it: it begins (None), or is over."""
+        time_ns, what = (begin_ns, _PAUSE_BEGINS) if end_ns is None else (end_ns, _PAUSE_ENDS)
+        # A number beyond those of the ring, so that no lap of it takes this one for overwritten.
+        record = Record(
+            *(OUTSIDE + window, begin_ns, None, False, ring.CAPTURE, 0, 0, 0),
+            *(-1, 0, window, 0, 0),
+        )
+        self._push(time_ns, what, record)
 
     def check(self, now_ns: int) -> list[Trigger]:
         """Whether the rank stands still; to be called after `feed`, about once a second."""

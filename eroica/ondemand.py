@@ -3,8 +3,9 @@
 A process that was started with `OnDemand.environment()` runs a thread of Kineto's that asks once a second, over a
 datagram socket, whether there is a configuration for it. `request` leaves one; Kineto then records a window by itself
 and writes a trace, with no code of ours in the process. Not the capture of the probe (`probe.capture`), which works in
-the process and needs no environment; not a thread: an agent's loop calls `poll`, at least every `REPLY_S` seconds,
-since a client waits no longer for its answer (a later one is taken for the answer to the next question).
+the process and needs no environment; no thread: whoever owns it calls `poll`, at least every `REPLY_S` seconds, since a
+client waits no longer for its answer (a later one is taken for the answer to the next question). That may be another
+thread than the one that makes requests.
 
 What Kineto's client does with what it dislikes decides the shape of all this (torch 2.13, tried):
 
@@ -29,6 +30,7 @@ import select
 import socket
 import stat
 import struct
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -141,6 +143,7 @@ class OnDemand:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
         self._processes: dict[int, Process] = {}
         self._waiting: dict[int, bytes] = {}
+        self._lock = threading.RLock()
         self.num_strange = 0
         """Datagrams that were no questions of Kineto's; they got no answer."""
         try:
@@ -185,6 +188,10 @@ class OnDemand:
         """Answer whoever asks, waiting up to `timeout_s` for the first; returns how many asked."""
         if timeout_s > 0 and not select.select([self._socket], [], [], timeout_s)[0]:
             return 0
+        with self._lock:
+            return self._poll()
+
+    def _poll(self) -> int:
         num_asked = 0
         for _ in range(_MOST_AT_ONCE):
             try:
@@ -202,11 +209,12 @@ class OnDemand:
 
     def known(self) -> dict[int, Process]:
         """Who has asked and still runs, by pid."""
-        for pid, process in list(self._processes.items()):
-            if start_ticks(pid) != process.start_ticks:
-                del self._processes[pid]
-                self._waiting.pop(pid, None)
-        return dict(self._processes)
+        with self._lock:
+            for pid, process in list(self._processes.items()):
+                if start_ticks(pid) != process.start_ticks:
+                    del self._processes[pid]
+                    self._waiting.pop(pid, None)
+            return dict(self._processes)
 
     def request(self, pid: int, trace_path: Path, window: BySteps | ByTime, *, stacks: bool = True) -> Path:
         """Have process `pid` record `window`; returns where its trace appears, complete, once it is written.
@@ -225,16 +233,19 @@ class OnDemand:
             raise UserError(f"{path!r}: a trace of Kineto's ends in .json, and its path holds no line break and no '#'")
         lines = [f"ACTIVITIES_LOG_FILE={path}", *window.lines(), "PROFILE_REPORT_INPUT_SHAPES=false"]
         lines += [f"PROFILE_WITH_STACK={'true' if stacks else 'false'}", ""]
-        self._waiting[pid] = "\n".join(lines).encode()
+        with self._lock:
+            self._waiting[pid] = "\n".join(lines).encode()
         return Path(f"{path.removesuffix('.json')}_{process.own_pid}.json")
 
     def waiting(self) -> set[int]:
         """Processes that have not fetched their request yet."""
-        return set(self._waiting)
+        with self._lock:
+            return set(self._waiting)
 
     def cancel(self, pid: int) -> bool:
         """Take a request back; False if it has been fetched already (Kineto knows no way back then)."""
-        return self._waiting.pop(pid, None) is not None
+        with self._lock:
+            return self._waiting.pop(pid, None) is not None
 
     def close(self) -> None:
         """Remove what this made: the socket, the settings, the sockets that clients leave behind, the folder.

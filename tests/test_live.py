@@ -89,6 +89,21 @@ def test_a_rank_that_becomes_slow_is_told_while_the_job_runs(tmp_path: Path) -> 
 
 
 @pytest.mark.e2e
+def test_a_slow_rank_is_told_from_windows_that_kineto_records_on_demand(tmp_path: Path) -> None:
+    ended = run(job("600", "slow", "250", "1"), tmp_path, "--capture", "on-demand", "--keep-captures", "--job", "waves")
+    assert ended.returncode == 0 and "trained 600" in ended.stdout, ended.stderr
+    (told,) = [one for one in diagnoses(tmp_path) if one["kind"] == "slow"]
+    assert (told["verdict"]["ranks"], told["verdict"]["cause"]) == ("1", "input_pipeline"), ended.stderr
+    assert "live_job.py" in told["findings"][0]["function"]["user_location"]
+    assert told["window"]["trigger"] == "slowdown" and told["window"]["first_step"] > 250
+    assert told["coverage"]["ranks_reported"] == 2 and told["iteration"]["slowdown"] > 1.3
+    kept = tmp_path / "out" / f"captures-{told['id']}"
+    assert sorted(path.name for path in kept.iterdir()) == ["rank0.json", "rank1.json"]
+    assert "Optimizer.step#" in (kept / "rank1.json").read_text()
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.e2e
 def test_a_rank_that_does_not_come_is_named_with_its_line_while_the_others_wait(tmp_path: Path) -> None:
     process = subprocess.Popen(
         watched(job("300", "stuck", "90", "1"), tmp_path),

@@ -154,6 +154,8 @@ class Capture:
 
     def _obey(self, ring: Ring, command: Command, num_steps: int, num_nexts: int) -> None:
         known = self._command
+        if command.verb == Verb.OUTSIDE:
+            return
         if command.verb == Verb.PREPARE:
             if self.is_open and known is not None and known.window != command.window and self._state != State.PREPARED:
                 ring.set(flight.ANSWER, answer(command.window, State.BUSY))

@@ -19,7 +19,7 @@ from _thread import allocate_lock
 from types import ModuleType, TracebackType
 
 from eroica import ring as flight
-from eroica.probe import rank, workspace
+from eroica.probe import outside, rank, workspace
 from eroica.probe.capture import Capture
 from eroica.probe.environment import Environment
 from eroica.probe.fallback import FALLBACK
@@ -181,6 +181,9 @@ class Recorder:
             time.sleep(0.01)  # the thread has yet to leave the callback
         with contextlib.suppress(Exception):
             self.capture.finish(self.ring)
+        if self.ring is not None:
+            with contextlib.suppress(Exception):
+                outside.let_go(self.ring, self.num_steps)
         FALLBACK.cancel()
         ring, self.ring = self.ring, None
         self.is_off = True
