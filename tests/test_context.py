@@ -89,7 +89,7 @@ def test_collections_that_hit_half_of_the_ranks_in_a_step_are_found_and_blame_no
 def test_collections_that_move_over_the_ranks_are_told_once_though_all_take_longer_than_in_the_healthy_window() -> None:
     def spent(rank: int, step: int) -> Spent:
         # Ranks collect in turn, and each a little in every step: the mean of all of them rises by more than the turns.
-        return [(COLLECT, 60.0 if (step + rank) % 4 == 0 else 12.0)]
+        return [(COLLECT, 100.0 if (step + rank) % 8 == 0 else 40.0)]
 
     made = diagnose(cpu_job(spent), Context(baseline=cpu_job(lambda rank, step: [])))
     assert [(f.cause, f.scope) for f in made.findings] == [("host_gc", "rotating")]
