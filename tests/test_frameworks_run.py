@@ -24,7 +24,8 @@ PROGRAM = Path(__file__).parent / "frameworks" / "job.py"
 TIMEOUT_S = 300
 UPDATES, ONSET, EVERY = 340, 160, 60
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-ALONE = ("plain", "spawn", "slurm")
+SINGLE = ("plain", "gan", "lbfgs", "accumulated", "stateful")
+ALONE = ("spawn", "slurm", *SINGLE)
 """Started by no launcher."""
 LAUNCHER = ("LOCAL_RANK", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 
@@ -84,7 +85,7 @@ def is_slow_and_right(home: Path, framework: str, ranks: str) -> None:
     assert said(ended.stdout) == said(bare.stdout), "updates and weights, bit for bit"
     assert said(ended.stdout)["updates"] == UPDATES
 
-    num_ranks = 1 if framework == "plain" else 2
+    num_ranks = 1 if framework in SINGLE else 2
     seen = watches(home)
     assert [watch.num_iterations for watch in seen] == [UPDATES] * num_ranks
     for watch in seen:
@@ -118,6 +119,7 @@ def is_slow_and_right(home: Path, framework: str, ranks: str) -> None:
         ("ddp", "all"),
         ("plain", "all"),
         *(pytest.param(kind, "1", marks=pytest.mark.full) for kind in ("fsdp2", "compiled", "spawn", "slurm")),
+        *(pytest.param(kind, "all", marks=pytest.mark.full) for kind in ("gan", "lbfgs", "accumulated")),
     ],
 )
 def test_torch_alone_is_counted_and_diagnosed_right_and_its_weights_are_the_same(
@@ -127,11 +129,13 @@ def test_torch_alone_is_counted_and_diagnosed_right_and_its_weights_are_the_same
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("framework", ["accelerate", "trainer", "lightning"])
+@pytest.mark.parametrize(
+    ("framework", "ranks"), [("accelerate", "1"), ("trainer", "1"), ("lightning", "1"), ("stateful", "all")]
+)
 def test_frameworks_are_counted_and_diagnosed_right_and_their_weights_are_the_same(
-    tmp_path: Path, framework: str
+    tmp_path: Path, framework: str, ranks: str
 ) -> None:
-    is_slow_and_right(tmp_path, framework, "1")
+    is_slow_and_right(tmp_path, framework, ranks)
 
 
 @pytest.mark.e2e

@@ -1,9 +1,9 @@
 """One training under several frameworks, long enough to be watched: `job.py FRAMEWORK UPDATES [ONSET RANKS]`.
 
-FRAMEWORK: ddp, compiled, fsdp2, accelerate, trainer, lightning, plain, spawn, slurm. The last three need no launcher:
-`plain` is one process without a process group, `spawn` starts two ranks by multiprocessing, `slurm` as srun does. From
-the batch of update ONSET on, reading one is slow on RANKS ("1", "all"). Rank 0 prints a line of JSON: updates, and a
-hash of the weights.
+FRAMEWORK: ddp, compiled, fsdp2, accelerate, trainer and lightning, to be started by torchrun; spawn and slurm, which
+start two ranks by multiprocessing and as srun does; plain, gan, lbfgs, accumulated and stateful, which are one process
+without a process group. From the batch of update ONSET on, reading one is slow on RANKS ("1", "all"). Rank 0 prints a
+line of JSON: updates, and a hash of the weights.
 """
 
 from __future__ import annotations
@@ -109,6 +109,53 @@ def loop(net: Any, optimizer: Any, training: Any, validation: Any) -> int:
                     net(**other)
             net.train()
     return updates
+
+
+def alone(kind: str) -> tuple[int, Any]:
+    """Other shapes of an update: two optimizers, closures, several batches, a loader that resumes."""
+    training, validation = loaders(0, 1, 2 if kind == "accumulated" else 1)
+    net: Any = Net()
+    if kind == "plain":
+        return loop(net, torch.optim.AdamW(net.parameters(), lr=0.01), training, validation), list(net.parameters())
+    if kind == "stateful":
+        from torchdata.stateful_dataloader import StatefulDataLoader
+
+        training = StatefulDataLoader(training.dataset, batch_size=BATCH)
+    critic: Any = Net()
+    optimizer: Any = torch.optim.SGD(net.parameters(), lr=0.001)
+    other = torch.optim.Adam(critic.parameters())
+    if kind == "lbfgs":
+        optimizer = torch.optim.LBFGS(net.parameters(), lr=0.01, max_iter=2, max_eval=2)
+    updates = 0
+    for number, batch in enumerate(training, start=1):
+
+        def closure(batch: Any = batch) -> Any:
+            optimizer.zero_grad()
+            value = net(**batch)["loss"]
+            value.backward()
+            return value
+
+        if kind == "lbfgs":
+            optimizer.step(closure)
+        elif kind == "accumulated":
+            net(**batch)["loss"].backward()
+            if number % 2:
+                continue
+            optimizer.step()
+            optimizer.zero_grad()
+        else:
+            if kind == "gan":
+                other.zero_grad()
+                critic(**batch)["loss"].backward()
+                other.step()
+            closure()
+            optimizer.step()
+        updates += 1
+        if updates % EVERY == 0:
+            with torch.no_grad():
+                for held in validation:
+                    net(**held)
+    return updates, [*net.parameters(), *critic.parameters()]
 
 
 def by_torch(kind: str, rank: int, size: int) -> tuple[int, Any]:
@@ -256,6 +303,8 @@ def train(kind: str, rank: int, size: int) -> None:
         updates, weights = by_trainer(rank, size)
     elif kind == "lightning":
         updates, weights = by_lightning(size)
+    elif kind in ("plain", "gan", "lbfgs", "accumulated", "stateful"):
+        updates, weights = alone(kind)
     else:
         updates, weights = by_torch(kind, rank, size)
     if rank == 0:
