@@ -220,6 +220,7 @@ def diagnose_in_detail(stacked: Stacked, context: Context | None = None) -> tupl
             first_step=int(stacked.steps[0]) if marked and len(stacked.steps) else None,
             num_steps=max(s.num_iterations for s in stacked.summaries) if marked else None,
             duration_s=float(np.median([s.window_s for s in stacked.summaries])) if len(stacked) else None,
+            last_step=int(stacked.steps[-1]) if marked and len(stacked.steps) else None,
         ),
         coverage=coverage,
         iteration=Iteration(

@@ -123,8 +123,12 @@ class Window:
     started: str | None = None
     ended: str | None = None
     first_step: int | None = None
+    """Number that the job gave it: the raw count of steps where a watcher captured it."""
     num_steps: int | None = None
+    """Iterations."""
     duration_s: float | None = None
+    last_step: int | None = None
+    """Further ahead than `num_steps` says where an iteration is several raw steps (two optimizers)."""
 
 
 @dataclass(frozen=True, slots=True)

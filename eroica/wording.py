@@ -279,7 +279,9 @@ def window(diagnosis: Diagnosis) -> str:
     w = diagnosis.window
     parts = []
     if w.num_steps is not None:
-        last = f" {w.first_step}-{w.first_step + w.num_steps - 1}" if w.first_step is not None else ""
+        last = ""
+        if w.first_step is not None:
+            last = f" {w.first_step}-{w.last_step if w.last_step is not None else w.first_step + w.num_steps - 1}"
         parts.append(f"{w.num_steps} iterations" + (f" (steps{last})" if last else ""))
     if w.duration_s is not None:
         parts.append(seconds(w.duration_s))

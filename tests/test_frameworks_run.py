@@ -103,7 +103,10 @@ def is_slow_and_right(home: Path, framework: str, ranks: str) -> None:
     assert last["verdict"]["confidence"] in ("supported", "established")
     line = next(n for n, text in enumerate(PROGRAM.read_text().splitlines(), 1) if "def fetch" in text)
     assert last["findings"][0]["function"]["user_location"] in (f"job.py:{line}", f"job.py:{line + 1}")
-    assert last["window"]["first_step"] > ONSET and last["iteration"]["slowdown"] > 1.3
+    window, per = last["window"], seen[0].steps_per_iteration
+    assert per == (2 if framework == "gan" else 1)
+    assert window["last_step"] - window["first_step"] == (window["num_steps"] - 1) * per
+    assert window["first_step"] > ONSET * per and last["iteration"]["slowdown"] > 1.3
 
     for trace in (home / "out" / f"captures-{last['id']}").iterdir():
         names = read_trace(trace).strings
