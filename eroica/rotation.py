@@ -12,13 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from eroica.blame import HOST_SPREAD_FLOOR, SPREAD_FLOOR, Excess, is_host_only
-from eroica.causes import ON_THE_CPU, WORK_EXPLAINS, Cause, cause_of, crowding
+from eroica.causes import ON_THE_CPU, STARVATION_EXPLAINS, WORK_EXPLAINS, Cause, cause_of, crowding
 from eroica.collectives import Float64s
 from eroica.context import PhaseRecord, Recurrence
 from eroica.critical_path import Activity
 from eroica.localization import EFFECT_FLOOR, Roles, family_quantile, nan_median
 from eroica.names import Phase
 from eroica.pattern import Stacked
+from eroica.utilisation import MU_SOURCES
 
 HOST_COVERAGE = 0.6
 """On CPU jobs one function must hold this share of the excess of single steps."""
@@ -174,7 +175,7 @@ def _of_functions(
     elif activity is None or named is None:
         cause = Cause("unknown", False, "no named function holds the excess of these steps", ())
     else:
-        cause = _rotating_cause(stacked, activity, cells)
+        cause = _rotating_cause(stacked, activity, cells, total)
     by_rank = np.bincount(cells[:, 0], weights=excess_s, minlength=len(stacked))
     steps_hit = int((cells[:, 0] == by_rank.argmax()).sum())
     if by_rank.max() >= ONE_RANK * total:
@@ -234,7 +235,16 @@ def _is_jitter(stacked: Stacked, function: int, cells: npt.NDArray[np.intp]) -> 
     return float(np.median(peaks)) < 2 * usual if peaks else True
 
 
-def _rotating_cause(stacked: Stacked, activity: Activity, cells: npt.NDArray[np.intp]) -> Cause:
+def _waited_s(stacked: Stacked, activity: Activity, rows: npt.NDArray[np.intp]) -> float:
+    """Seconds of the window that these ranks can have waited for a core in an activity, at most."""
+    columns = np.flatnonzero([f.activity == activity for f in stacked.functions])
+    cells = np.ix_(rows, columns)
+    granted = np.where(stacked.mu_source[cells] == MU_SOURCES.index("cpu_granted"), stacked.mu[cells], np.nan)
+    spent_s = stacked.beta[cells] * stacked.iteration_s[rows, None] * stacked.own_s.shape[1]
+    return float((spent_s * (1 - np.nan_to_num(granted, nan=0.0))).sum())
+
+
+def _rotating_cause(stacked: Stacked, activity: Activity, cells: npt.NDArray[np.intp], total_s: float) -> Cause:
     by_work = stacked.top_by_work[cells[:, 0], cells[:, 1]]
     told = by_work[np.isfinite(by_work)]
     if (
@@ -250,8 +260,10 @@ def _rotating_cause(stacked: Stacked, activity: Activity, cells: npt.NDArray[np.
         )
     same_work = ("load_imbalance: the work of these steps is the usual",) if len(told) else ()
     if activity in ON_THE_CPU:
-        crowded = crowding(stacked, np.unique(cells[:, 0]).astype(np.intp))
-        if crowded:
+        rows = np.unique(cells[:, 0]).astype(np.intp)
+        crowded = crowding(stacked, rows)
+        # A read that sleeps is no shorter with a core of its own.
+        if crowded and _waited_s(stacked, activity, rows) >= STARVATION_EXPLAINS * total_s:
             return Cause("cpu_contention", True, crowded, same_work)
     if activity in (Activity.COMPUTE, Activity.OPERATOR, Activity.LAUNCH):
         return Cause(

@@ -12,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eroica.context import CaptureRecord, Context, PhaseRecord, Series, healthy_s, recurrence_of
+from eroica.critical_path import Activity
 from eroica.diagnosis import diagnose
 from eroica.findings import Diagnosis
-from eroica.pattern import stack, summarize
+from eroica.pattern import Function, stack, summarize
+from eroica.utilisation import MU_SOURCES
 from tests import handmade as h
 
 RANKS, STEPS = 4, 10
@@ -154,6 +156,36 @@ def test_steps_with_an_evaluation_are_no_excess_unless_something_is_saved_in_the
     assert diagnose(stacked, Context(phases=[*evaluations, *saves])).verdict.cause == "checkpoint_io"
     teacher = [PhaseRecord(0, "evaluation", 100 + step, 0.001) for step in range(12)]
     assert diagnose(stacked, Context(phases=teacher)).verdict.cause == "checkpoint_io"
+
+
+@pytest.mark.parametrize(("granted", "cause"), [(0.65, "input_pipeline"), (0.30, "cpu_contention")])
+def test_single_steps_of_a_read_are_contention_only_where_waiting_for_a_core_can_explain_them(
+    granted: float, cause: str
+) -> None:
+    fetch = Function(Activity.INPUT, "fetch", "train.py:12", "train.py:12")
+    matmul = Function(Activity.OPERATOR, "aten::mm", None, None)
+    slow = [2, 5, 7]
+    usual = [0.05] * 10
+    some = [replace_at(usual, slow, 0.15)] + [usual] * 3
+    ranks = [
+        h.Rank(
+            own=own,
+            length=0.16,
+            samples=[h.Sample(0.01, 0.05)],
+            functions={matmul: 0.04, fetch: sum(own) / 10 - 0.04},
+            mu={matmul: granted, fetch: granted},
+            mu_source=MU_SOURCES.index("cpu_granted"),
+            has_device=False,
+            tops={step: (int(sum(own) / 10 - 0.04 < 0.04), 0.1, float("nan")) for step in slow} if own != usual else {},
+        )
+        for own in some
+    ]
+    (finding,) = diagnose(stack(h.job(ranks, num_steps=10))).findings
+    assert (finding.cause, finding.ranks) == (cause, "0")
+
+
+def replace_at(values: list[float], places: list[int], value: float) -> list[float]:
+    return [value if k in places else old for k, old in enumerate(values)]
 
 
 def test_ranks_that_did_not_capture_are_named_in_the_coverage() -> None:
