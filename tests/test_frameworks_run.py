@@ -106,7 +106,8 @@ def is_slow_and_right(home: Path, framework: str, ranks: str) -> None:
     window, per = last["window"], seen[0].steps_per_iteration
     assert per == (2 if framework == "gan" else 1)
     assert window["last_step"] - window["first_step"] == (window["num_steps"] - 1) * per
-    assert window["first_step"] > ONSET * per and last["iteration"]["slowdown"] > 1.3
+    # The baseline window of the compiled model holds its first evaluation, for which it is compiled anew.
+    assert window["first_step"] > ONSET * per and last["iteration"]["slowdown"] > 1.3 - 0.3 * (framework == "compiled")
 
     for trace in (home / "out" / f"captures-{last['id']}").iterdir():
         names = read_trace(trace).strings
