@@ -204,13 +204,14 @@ def _crowded_now(stacked: Stacked, baseline: Stacked, activity: Activity, rise: 
     now, then = (_granted(of, activity) for of in (stacked, baseline))
     if not (now < CROWDED and now < then):
         return ""
-    spent_s = float(np.median(stacked.activity_beta[:, activity] * stacked.iteration_s))
-    # With the core to themselves as before, the same work would have taken `now / then` of the time.
-    if spent_s * (1 - now / then) < STARVATION_EXPLAINS * rise:
+    usual_s = float(np.median(baseline.activity_beta[:, activity] * baseline.iteration_s))
+    # The same work takes longer by the ratio of what is granted, at most; what is new, or sleeps, needs another cause.
+    explained = usual_s * (then / now - 1) / rise if now > 0 else 1.0
+    if explained < STARVATION_EXPLAINS:
         return ""
     return (
         f"ready to run, the training threads get a core {now:.0%} of the time, in the healthy window {then:.0%}: "
-        f"waiting for one explains {min(spent_s * (1 - now / then) / rise, 1):.0%} of the longer time"
+        f"waiting for one explains {min(explained, 1):.0%} of the longer time"
     )
 
 
