@@ -37,6 +37,7 @@ from eroica.samplers.evidence import counters, samples_for
 from eroica.samplers.recorder import Recorder
 from eroica.standing import RankView
 from eroica.trace import Samples
+from eroica.untrusted import clean
 
 MOST_SPANS = 512
 MOST_LAPS = 300
@@ -369,7 +370,11 @@ class Agent:
         window, state = answered
         if state is State.DONE:
             self._summarize(entry, window, rank)
-        self._bus.publish(bus.Answered(window=window, rank=rank, state=state))
+        why = ""
+        if state in (State.UNABLE, State.FAILED):
+            told = [note for note in entry.notes if note.get("capture") == window and "fault" in note]
+            why = clean(str(told[-1]["fault"]), 200) if told else ""
+        self._bus.publish(bus.Answered(window=window, rank=rank, state=state, why=why))
 
     def _summarize(self, entry: _Rank, window: int, rank: int) -> None:
         """Have a capture reduced, with the counters of its time."""

@@ -67,6 +67,8 @@ class Answered:
     window: int
     rank: int
     state: State
+    why: str = ""
+    """What the rank says of its failure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

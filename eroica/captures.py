@@ -102,6 +102,8 @@ def summarize_capture(path: str, rank: int, world_size: int, host: str, samples:
     there, or without one, notes none.
     """
     keep_freed_memory()
+    if not os.path.exists(path):
+        return "wrote a capture that somebody has deleted"
     try:
         summary = summarize(read_trace(path, rank=rank), samples)
     except (DataError, UserError, OSError) as error:

@@ -112,6 +112,8 @@ class Window:
     answers: dict[int, State] = field(default_factory=dict)
     summaries: dict[int, Summary] = field(default_factory=dict)
     problems: dict[int, str] = field(default_factory=dict)
+    reasons: dict[int, str] = field(default_factory=dict)
+    """What ranks say of their failures."""
     histories: dict[int, History] = field(default_factory=dict)
     counters: dict[str, tuple[Counted, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -158,7 +160,7 @@ WHY = {
     State.LATE: "saw the command too late",
     State.BUSY: "has another profiler active",
     State.DISCARDED: "left its capture by an exception, its end or the time limit",
-    State.FAILED: "could not write its capture",
+    State.FAILED: "could not write a capture",
     State.UNABLE: "cannot capture",
     State.ABORTED: "was told to leave it",
 }
@@ -391,9 +393,11 @@ class Coordinator:
         if window is None or message.window != window.number or message.rank not in window.ranks:
             return
         window.answers[message.rank] = message.state
+        if message.why:
+            window.reasons[message.rank] = message.why
         if window.committed:
             if message.state in ENDED and message.state is not State.DONE:
-                window.problems.setdefault(message.rank, WHY[message.state])
+                window.problems.setdefault(message.rank, _why(window, message.rank))
             self._finish_if_complete(now_ns)
         elif all(rank in window.answers or not self._lives(rank) for rank in window.ranks):
             self._commit_or_leave(now_ns, late=False)
@@ -407,7 +411,7 @@ class Coordinator:
         prepared = [rank for rank, state in window.answers.items() if state is State.PREPARED]
         if State.LATE in window.answers.values() and window.num_tries < self.policy.tries:
             self._publish(Abort(window=window.number))
-            again = replace(window, number=self._new_number(), num_tries=window.num_tries + 1, answers={})
+            again = replace(window, number=self._new_number(), num_tries=window.num_tries + 1, answers={}, reasons={})
             self.window = None
             self._wanted = self._wanted or again
             self._begin(now_ns)
@@ -416,7 +420,7 @@ class Coordinator:
             if rank not in window.answers:
                 window.problems[rank] = "did not answer"
             elif rank not in prepared and rank not in window.problems:  # an agent may have said more
-                window.problems[rank] = WHY.get(window.answers[rank], "gave an answer that makes no sense")
+                window.problems[rank] = _why(window, rank)
         if not prepared:
             self._publish(Abort(window=window.number))
             self._close(now_ns)
@@ -528,6 +532,12 @@ class Coordinator:
             wait_s = self.policy.look_later_s * 2 ** min(num, 5)
             self._again = _Again(look.rank, look.trigger, now_ns + round(wait_s * 1e9), num + 1)
         self._begin(now_ns)
+
+
+def _why(window: Window, rank: int) -> str:
+    """Why the rank, which has answered, gives no capture."""
+    why = WHY.get(window.answers[rank], "gave an answer that makes no sense")
+    return f"{why} ({window.reasons[rank]})" if rank in window.reasons else why
 
 
 def missing_note(window: Window) -> str:

@@ -29,7 +29,7 @@ whose own network code fails in these words: then the exception is shown among t
 _LOCAL = re.compile(r"/multiprocessing/(connection|queues|managers|synchronize)\.py:|/torch/utils/data/")
 """Where an error of communication is one with a worker process of the rank's own."""
 _WORKER = re.compile(r"DataLoader worker \(pid[^)]*\)[^.]*(killed by signal|exited unexpectedly)")
-_ENDED_BY_OTHERS = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
+ENDED_BY_OTHERS = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
 """Signals by which launchers and people end the rest of a job."""
 _KILL_ADVICE = (
     "SIGKILL comes from the kernel's out-of-memory killer (look at dmesg and the cgroup's memory.events), from a "
@@ -105,7 +105,7 @@ def departures(views: Mapping[int, RankView], doings: Mapping[int, Doing], graph
     if first:
         return _exceptions(first, doings)
     early = frozenset(r for r, v in views.items() if v.state == "ended" and not v.exception and v.exit_status)
-    were_ended = all(view.exit_status in (None, *_ENDED_BY_OTHERS) for view in died.values())
+    were_ended = all(view.exit_status in (None, *ENDED_BY_OTHERS) for view in died.values())
     if early and were_ended and early | raised.keys() | died.keys() == views.keys() != early:
         return [_left_early(early, frozenset(raised), views)]
     rest = [rank for rank in views if rank not in died]
@@ -113,7 +113,7 @@ def departures(views: Mapping[int, RankView], doings: Mapping[int, Doing], graph
     is_over = not raised and len(over) == len(rest) > 0
     if is_over and were_ended:
         return []  # it shuts down; who left by os._exit looks dead, and that is nothing
-    if len(died) == len(views) > 0 and all(view.exit_status in _ENDED_BY_OTHERS for view in died.values()):
+    if len(died) == len(views) > 0 and all(view.exit_status in ENDED_BY_OTHERS for view in died.values()):
         return []  # whoever runs the job has ended it
     if not died:
         return None
@@ -155,7 +155,7 @@ def _deaths(
     num_raised: int,
     graph: Graph,
 ) -> list[Suspect]:
-    by_others = {rank for rank, view in died.items() if view.exit_status in _ENDED_BY_OTHERS}
+    by_others = {rank for rank, view in died.items() if view.exit_status in ENDED_BY_OTHERS}
     first = set(died) - by_others or set(died)
     known = {rank for rank in first if died[rank].exit_status is not None}
     level = "established" if known == first else "supported"

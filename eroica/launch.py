@@ -28,6 +28,7 @@ import select
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,6 +49,8 @@ _TO_ARRIVE_S = 0.02
 """Between the signal's arrival here and at the other members of the group: `timeout` sends two, microseconds apart, and
 a scheduler that goes through the processes needs a few milliseconds on a busy machine."""
 
+LEAST_ROOM_BYTES = 256 << 20
+"""A ring takes 1 MB; ranks do not capture with less than 200 MB free."""
 ARMING = Path(os.path.realpath(__file__)).parent / "arming"
 
 
@@ -69,9 +72,11 @@ class Workspace:
     @classmethod
     def create(cls, environ: Mapping[str, str]) -> Self:
         """A new folder; clears what runs that were killed have left. UserError: no place for it can be written."""
-        places = [place.user_folder(environ), Path("/dev/shm") / f"eroica-{os.getuid()}"]
+        name = f"eroica-{os.getuid()}"
+        places = [place.user_folder(environ), Path("/dev/shm") / name, Path(tempfile.gettempdir()) / name]
         failures = []
-        for user in places:
+        # A folder that is full is of no use to the ranks, though a folder can still be made in it.
+        for user in sorted(places, key=lambda place: not _has_room(place)):
             workspace.sweep(user)
             try:
                 return cls(Path(os.path.realpath(workspace.create(user))))
@@ -91,6 +96,15 @@ class Workspace:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+def _has_room(folder: Path) -> bool:
+    """For the rings of a host and a capture of each rank."""
+    try:
+        room = os.statvfs(folder.parent)
+    except OSError:
+        return False
+    return room.f_bavail * room.f_frsize >= LEAST_ROOM_BYTES
 
 
 def environment_for(ring_folder: Path, extra: Mapping[str, str], *, base: Mapping[str, str]) -> dict[str, str]:

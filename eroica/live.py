@@ -30,6 +30,7 @@ from eroica.degradation import Change, Trigger
 from eroica.diagnosis import diagnose_in_detail
 from eroica.errors import EroicaError
 from eroica.findings import Detail, Diagnosis, Verdict, to_json
+from eroica.gone import ENDED_BY_OTHERS, is_follower
 from eroica.job import format_ranks, parse_ranks
 from eroica.launch import Job, Workspace, environment_for, start
 from eroica.ondemand import OnDemand
@@ -318,10 +319,18 @@ def _may_compute(diagnosis: Diagnosis, look: Look) -> bool:
 
 
 def _were_ended(look: Look) -> bool:
-    """Their launcher has ended all ranks, as it does when it is told to end. It waits for each: they are gone before
-    anybody sees how. One that dies of itself is seen, since its launcher looks at it ten times a second."""
+    """Somebody has ended the ranks, or is about to: not one of them died of anything but a signal to end.
+
+    A launcher that ends its ranks waits for each, so that they are gone before anybody sees how. One that dies of
+    itself is seen, since its launcher looks at it ten times a second. If the rest lives on, and waits, that is a hang.
+    """
     views = list(look.views.values())
-    return len(views) > 1 and all(v.state == "died" and v.exit_status is None and not v.exception for v in views)
+    dead = [view for view in views if view.state == "died" and not view.exception]
+    if not dead or any(view.exception and not is_follower(view) for view in views):
+        return False
+    return all(view.exit_status in ENDED_BY_OTHERS for view in dead) or (
+        len(dead) == len(views) > 1 and all(view.exit_status in (None, *ENDED_BY_OTHERS) for view in dead)
+    )
 
 
 def _keep_rings(folder: Path, target: Path, say: Callable[[str], None]) -> None:

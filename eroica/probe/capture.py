@@ -189,7 +189,9 @@ class Capture:
             return State.LATE
         if self._is_busy(command):
             return State.BUSY
-        if _why_unable(ring, command.window):
+        why = _why_unable(ring, command.window)
+        if why:
+            ring.note(capture=command.window, fault=why[:300])
             return State.UNABLE
         return State.PREPARED
 
