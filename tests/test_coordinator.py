@@ -178,6 +178,15 @@ def test_a_rank_with_a_profiler_of_its_own_is_left_out_and_named() -> None:
     assert missing_note(job.windows[0]) == "rank 3 has another profiler active"
 
 
+def test_what_ranks_say_of_their_failures_is_passed_on_once_for_all_that_say_the_same() -> None:
+    job = Job(num_ranks=2)
+    job.stand(50)
+    job.notice()
+    for rank in range(2):
+        job.tell(Answered(window=job.prepared.window, rank=rank, state=State.UNABLE, why="no room in /run"))
+    assert missing_note(job.windows[0]) == "ranks 0-1 cannot capture (no room in /run)"
+
+
 def test_if_no_rank_can_capture_the_window_ends_at_once_and_says_why() -> None:
     job = Job()
     job.stand(50)

@@ -388,6 +388,8 @@ class _Window:
             profiler, self.profiler = self.profiler, None
             profiler.export_chrome_trace(draft)
             del profiler
+            if not os.path.exists(draft):  # Kineto says so to nobody
+                raise OSError("torch wrote no trace; the folder of the rings may be full")
             os.chmod(draft, 0o600)
             weave.weave(draft, self._events(draft))
             os.replace(draft, target)
