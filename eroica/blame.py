@@ -317,8 +317,8 @@ def _is_spot(stacked: Stacked, function: int | None, ranks: Indices, peers: Indi
 
 
 def _is_novel(stacked: Stacked, function: int | None, ranks: Indices, peers: Indices) -> bool:
-    """The peers hardly have the function."""
-    if function is None:
+    """The peers hardly have the function. All have the wait for the autograd engine, however short it is."""
+    if function is None or "run_backward" in stacked.functions[function].name:
         return False
     mine = float(np.median(stacked.beta[ranks, function] * stacked.iteration_s[ranks]))
     return float(np.median(stacked.beta[peers, function] * stacked.iteration_s[peers])) < NOVEL_SHARE * mine

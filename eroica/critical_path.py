@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eroica.intervals import Cover, Int64s, Nest, first_come_parts, inherit, nest
-from eroica.names import Owns, Phase, read_host_name
+from eroica.names import ENGINE_WAIT, Owns, Phase, read_host_name
 from eroica.trace import Category, Trace
 
 Int32s = npt.NDArray[np.int32]
@@ -433,7 +433,7 @@ def critical_spans(trace: Trace) -> CriticalPath:
     work = device_work.joined(host_work)
     busy = device.joined(host_work)
     busy = claim(np.flatnonzero(clipped & ~is_device & is_transfer), Activity.COLLECTIVE, busy)
-    spans.append(_outside(held.start, held.end, held.event, held.activity, busy))
+    spans.append(_outside(held.start, held.end, held.event, _engines_own(trace, held, has_device), busy))
     del held, busy, clipped, is_transfer
 
     columns = [list(column) for column in zip(*spans, strict=True)]
@@ -460,6 +460,18 @@ def critical_spans(trace: Trace) -> CriticalPath:
         threads=threads,
         explained=min(float(owned.sum()) / length, 1.0),
     )
+
+
+def _engines_own(trace: Trace, held: _Host, has_device: bool) -> UInt8s:
+    """Activities of what a waiting host thread holds when all others have taken theirs.
+
+    On a CPU the driving thread waits for the autograd thread, and a collective that both wait for has taken its time
+    already. What is left is that thread's own: it runs code that leaves no event, or waits for the interpreter.
+    """
+    if has_device:
+        return held.activity
+    is_engines = np.array([bool(ENGINE_WAIT.search(text)) for text in trace.strings], bool)
+    return np.where(is_engines[trace.name[held.event]], np.uint8(Activity.PYTHON), held.activity)
 
 
 _Spans: TypeAlias = tuple[Int64s, Int64s, Int64s, Int32s, UInt8s]

@@ -81,10 +81,9 @@ _SYNC = re.compile(r"^(cuda|hip|cu|mtia|xpu)\w*Synchronize\w*$|^hipMemcpyWithStr
 _ALLOCATOR = re.compile(
     r"^(cuda|hip|cu)\w*(Malloc|Free|MemAlloc|HostAlloc|MemCreate|MemMap|MemUnmap|MemRelease|HostRegister)\w*$"
 )
-_WAIT = re.compile(
-    r"^<built-in method run_backward |^<built-in method (acquire|wait) of |"
-    r"torch/autograd/graph\.py.*_engine_run_backward"
-)
+ENGINE_WAIT = re.compile(r"^<built-in method run_backward |torch/autograd/graph\.py.*_engine_run_backward")
+"""The driving thread waits for the autograd engine."""
+_WAIT = re.compile(rf"{ENGINE_WAIT.pattern}|^<built-in method (acquire|wait) of ")
 _NOBODY = re.compile(
     r"torch/profiler/|torch/autograd/profiler\.py|^PyTorch Profiler|^<built-in method \w*profiler\w*|"
     r"^Activity Buffer Request|^ProfilerStep\*"

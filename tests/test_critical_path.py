@@ -204,14 +204,16 @@ def test_input_that_follows_a_sync_keeps_its_own_time() -> None:
     assert found["enumerate(DataLoader)#_Iter.__next__", "INPUT"] == 40 and found["cudaStreamSynchronize", "SYNC"] == 10
 
 
-def test_the_autograd_thread_drives_while_the_main_thread_waits_in_backward() -> None:
+def test_the_autograd_thread_drives_while_the_main_thread_waits_in_backward_and_owns_what_it_leaves_no_event_for() -> (
+    None
+):
     made = trace(
         [step(100), frame(BACKWARD, 10, 80), op(MM_BACKWARD, 20, 40, thread="2"), op("aten::mm", 25, 30, thread="2")]
     )
     assert owned(made) == {
         ("aten::mm", "OPERATOR"): 30,
         (MM_BACKWARD, "PYTHON"): 10,
-        (BACKWARD, "WAIT"): 40,
+        (BACKWARD, "PYTHON"): 40,
     }
 
 
