@@ -468,6 +468,9 @@ def _demo(options: argparse.Namespace) -> int:
     troubles = [incident for incident in incidents if incident.diagnosis.kind not in ("healthy", "no_data")]
     if not troubles and plan.fault == "healthy" and status:
         raise UserError(f"the training failed with exit status {status}; {out / 'training.log'} says why")
+    if not incidents and plan.fault == "healthy":
+        _print_text("\nplanted: nothing\neroica said nothing: right\n")
+        return 0
     if not incidents:
         raise UserError(
             f"eroica said nothing within {plan.timeout_s:g} s; the training ended with status {status}, and "

@@ -9,6 +9,7 @@ one line of history per incident.
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import shutil
@@ -225,6 +226,8 @@ class _Watcher:
             self._baseline = stacked
         is_cut = diagnosis.kind == "no_data" and (window.trigger == "baseline" or GONE in window.problems.values())
         is_nothing = is_cut or (window.cause is not None and diagnosis.kind == "healthy" and _is_back(diagnosis))
+        # Nobody asked for the first window. What it shows is told if it costs as much as a slowdown would have to.
+        is_nothing = is_nothing or (window.trigger == "baseline" and 0 < _cost(diagnosis) < EFFECT)
         if not is_nothing:
             self._keep(window, diagnosis)
         shutil.rmtree(self._folder / "captures" / str(window.number), ignore_errors=True)
@@ -302,6 +305,11 @@ class _Watcher:
         if text not in self._said:
             self._said.add(text)
             self._say(text)
+
+
+def _cost(diagnosis: Diagnosis) -> float:
+    """The dearest finding's share of the iteration; infinite where one has no price, 0 without findings."""
+    return max((math.inf if f.impact.share is None else f.impact.share for f in diagnosis.findings), default=0.0)
 
 
 def _is_back(diagnosis: Diagnosis) -> bool:

@@ -282,6 +282,6 @@ def _transfer(
         seconds=sum(by_family.values()),
         ratio=float(np.median([item.ratio for item in items])),
         reference=reference,
-        on_one_host=all(len(lane.hosts) == 1 for lane in lanes) and len(set(stacked.hosts)) > 1,
+        on_one_host=all(len(lane.hosts) == 1 for lane in lanes) and "" not in stacked.hosts,
         undecided=undecided,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -103,6 +104,13 @@ def test_one_job_wide_group_is_slow_only_by_its_past_and_names_no_host() -> None
     (transfer,) = slow_transfers(now, before, 1.0)
     assert (transfer.scope, transfer.hosts, transfer.reference) == ("group", (), "baseline")
     assert transfer.ranks.tolist() == list(everyone)
+
+
+def test_a_group_of_a_job_on_one_host_is_slowed_by_no_network() -> None:
+    everyone = tuple(range(8))
+    slow, quick = (replace(stacked({everyone: (length,) * 8}), hosts=("A",) * 8) for length in (SLOW, FAST))
+    (transfer,) = slow_transfers(slow, quick, 1.0)
+    assert transfer.on_one_host and transfer.scope == "group"
 
 
 def test_what_is_as_slow_as_ever_is_not_slow() -> None:
