@@ -16,7 +16,7 @@ from eroica.causes import MORE_OPERATORS, Cause, busy_thread, cause_of, operator
 from eroica.collectives import Float64s
 from eroica.critical_path import OWN_WORK, Activity
 from eroica.localization import EFFECT_FLOOR, Localization, Roles, family_quantile, nan_median
-from eroica.names import Phase
+from eroica.names import ENGINE_WAIT_NAME, Phase
 from eroica.pattern import Stacked
 
 Indices = npt.NDArray[np.intp]
@@ -275,6 +275,7 @@ def stable_excesses(stacked: Stacked, roles: Roles, where: Localization, iterati
                 spot=_is_spot(stacked, function, here, peers, seconds[activity]),
                 novel=_is_novel(stacked, function, here, peers),
             )
+            cause = _in_the_engine(stacked, function, cause)
             coverage = min(seconds[activity] / whole, 1.0)
             if len(seconds) > 1:
                 # Several causes on one rank each explain their own part of it.
@@ -316,9 +317,16 @@ def _is_spot(stacked: Stacked, function: int | None, ranks: Indices, peers: Indi
     return mine - float(np.median(stacked.beta[peers, function] * stacked.iteration_s[peers])) >= 0.5 * excess_s
 
 
+def _in_the_engine(stacked: Stacked, function: int | None, cause: Cause) -> Cause:
+    """Not Python, if it is the autograd engine whose time leaves no event."""
+    if function is None or ENGINE_WAIT_NAME not in stacked.functions[function].name or cause.cause != "host_python":
+        return cause
+    return Cause("unknown", False, "the autograd thread runs code that leaves no event", cause.ruled_out)
+
+
 def _is_novel(stacked: Stacked, function: int | None, ranks: Indices, peers: Indices) -> bool:
     """The peers hardly have the function. All have the wait for the autograd engine, however short it is."""
-    if function is None or "run_backward" in stacked.functions[function].name:
+    if function is None or ENGINE_WAIT_NAME in stacked.functions[function].name:
         return False
     mine = float(np.median(stacked.beta[ranks, function] * stacked.iteration_s[ranks]))
     return float(np.median(stacked.beta[peers, function] * stacked.iteration_s[peers])) < NOVEL_SHARE * mine
@@ -362,6 +370,7 @@ def _gather(stacked: Stacked, roles: Roles, roots: Indices, parts: list[Excess])
             spot=_is_spot(stacked, function, ranks, peers, seconds),
             novel=_is_novel(stacked, function, ranks, peers),
         )
+        cause = _in_the_engine(stacked, function, cause)
         gathered.append(
             Excess(
                 ranks,

@@ -83,6 +83,8 @@ _ALLOCATOR = re.compile(
 )
 ENGINE_WAIT = re.compile(r"^<built-in method run_backward |torch/autograd/graph\.py.*_engine_run_backward")
 """The driving thread waits for the autograd engine."""
+ENGINE_WAIT_NAME = "run_backward"
+"""Part of the name of functions that do."""
 _WAIT = re.compile(rf"{ENGINE_WAIT.pattern}|^<built-in method (acquire|wait) of ")
 _NOBODY = re.compile(
     r"torch/profiler/|torch/autograd/profiler\.py|^PyTorch Profiler|^<built-in method \w*profiler\w*|"

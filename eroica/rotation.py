@@ -17,7 +17,7 @@ from eroica.collectives import Float64s
 from eroica.context import PhaseRecord, Recurrence
 from eroica.critical_path import Activity
 from eroica.localization import EFFECT_FLOOR, Roles, family_quantile, nan_median
-from eroica.names import Phase
+from eroica.names import ENGINE_WAIT_NAME, Phase
 from eroica.pattern import Stacked
 from eroica.utilisation import MU_SOURCES
 
@@ -162,6 +162,8 @@ def _of_functions(
     named, coverage = _heaviest(stacked, held)
     coverage = min(coverage / total, 1.0)
     activity = stacked.functions[named].activity if named is not None else None
+    if named is not None and ENGINE_WAIT_NAME in stacked.functions[named].name:
+        return None  # code of the autograd engine that leaves no event: nothing that could be named
     # Preemption on a busy host hits any function; a cause hits one.
     if (
         is_host_only(stacked)

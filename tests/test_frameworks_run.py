@@ -121,7 +121,7 @@ def is_slow_and_right(home: Path, framework: str, ranks: str) -> None:
     ("framework", "ranks"),
     [
         ("ddp", "all"),
-        ("plain", "all"),
+        pytest.param("plain", "all", marks=pytest.mark.full),
         *(pytest.param(kind, "1", marks=pytest.mark.full) for kind in ("fsdp2", "compiled", "spawn", "slurm")),
         *(pytest.param(kind, "all", marks=pytest.mark.full) for kind in ("gan", "lbfgs", "accumulated")),
     ],

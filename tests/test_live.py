@@ -88,6 +88,7 @@ def test_a_rank_that_becomes_slow_is_told_while_the_job_runs(tmp_path: Path) -> 
     assert leftovers(tmp_path) == []
 
 
+@pytest.mark.full
 @pytest.mark.e2e
 def test_a_slow_rank_is_told_from_windows_that_kineto_records_on_demand(tmp_path: Path) -> None:
     ended = run(job("600", "slow", "250", "1"), tmp_path, "--capture", "on-demand", "--keep-captures", "--job", "waves")
@@ -190,6 +191,7 @@ def test_a_job_that_is_told_to_end_by_anybody_is_no_crash(tmp_path: Path, whom: 
     assert leftovers(tmp_path) == []
 
 
+@pytest.mark.full
 @pytest.mark.e2e
 def test_readers_of_captures_end_with_a_watcher_that_is_killed(tmp_path: Path) -> None:
     process = started(job("400"), tmp_path)
@@ -202,6 +204,7 @@ def test_readers_of_captures_end_with_a_watcher_that_is_killed(tmp_path: Path) -
     wait_for(lambda: not leftovers(tmp_path), "the folder of rings to go")
 
 
+@pytest.mark.full
 @pytest.mark.e2e
 def test_of_two_trainings_in_one_command_the_first_is_watched_and_the_other_left_out(tmp_path: Path) -> None:
     two = f"{shlex.join(job('200'))} & {shlex.join(job('150', ranks=1))}; wait"
@@ -211,6 +214,7 @@ def test_of_two_trainings_in_one_command_the_first_is_watched_and_the_other_left
     assert leftovers(tmp_path) == []
 
 
+@pytest.mark.full
 @pytest.mark.e2e
 def test_trainings_one_after_the_other_are_told_apart(tmp_path: Path) -> None:
     script = f"{shlex.join(job('120', ranks=3))}; {shlex.join(job('400', 'slow', '200', '1'))}"
@@ -253,6 +257,7 @@ def test_a_reader_of_captures_that_is_killed_is_replaced() -> None:
         readers.close()
 
 
+@pytest.mark.full
 @pytest.mark.e2e
 def test_a_window_after_its_readers_were_killed_is_diagnosed_like_any_other(tmp_path: Path) -> None:
     process = subprocess.Popen(

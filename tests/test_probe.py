@@ -343,3 +343,25 @@ def test_old_rings_are_deleted_beyond_a_number(tmp_path: Path) -> None:
     prune(tmp_path, 3)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["job2", "job3", "job4"]
     prune(tmp_path / "absent", 3)
+
+
+LATE_CALLBACK = """
+import atexit, os, threading, time
+atexit.register(lambda: print("pending at the end:", RECORDER.pending))
+import eroica
+import torch, torch.distributed as dist
+from eroica.probe.recorder import RECORDER
+dist.init_process_group("gloo", init_method="file://" + os.environ["MEETING"], rank=0, world_size=1)
+dist.barrier()
+dist.destroy_process_group()
+RECORDER.pending.add(10**9)  # as if a thread of the group, which is destroyed, were still on its way to tell an end
+threading.Thread(target=lambda: (time.sleep(0.3), RECORDER.pending.discard(10**9)), daemon=True).start()
+"""
+
+
+@pytest.mark.slow
+def test_a_process_does_not_end_before_the_last_callback_of_a_group_that_is_destroyed(tmp_path: Path) -> None:
+    environ = {name: value for name, value in os.environ.items() if "RANK" not in name}
+    environ |= {"EROICA_RING_DIR": str(tmp_path / "rings"), "MEETING": str(tmp_path / "meeting")}
+    done = subprocess.run([sys.executable, "-c", LATE_CALLBACK], env=environ, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "pending at the end: set()\n"), done.stderr

@@ -149,7 +149,8 @@ def _kernel(torch: Any, distributed: Any, name: str) -> Callable[..., Any]:
                 ring.end(number, now_ns - begin_ns, raised)
                 if line.position:
                     ring.words[line.position + DONE] = sequence
-                thrift.recorded_ns += monotonic_ns() - now_ns
+                recorder.told_ns = ended_ns = monotonic_ns()
+                thrift.recorded_ns += ended_ns - now_ns
             except Exception as error:
                 recorder.fail(error)
             finally:

@@ -32,6 +32,10 @@ LONG_GC_NS = 200_000
 """Collections of a younger generation are recorded from this length on, 0.2 % of a step of 100 ms. All are summed."""
 _PASSING = (StopIteration, StopAsyncIteration, GeneratorExit, SystemExit, KeyboardInterrupt)
 """What leaves a loop without anything being wrong."""
+LAST_CALLBACKS_NS = 5_000_000_000
+"""For callbacks of operations of a process group that is destroyed: they come within a moment, or never."""
+LEAVING_NS = 50_000_000
+"""For a thread to leave a callback, on a busy host; once per process."""
 MOST_MISSED = 16
 """Notes on batches that did not come; a ring has little room."""
 _MOST_TEXT = 300
@@ -52,6 +56,8 @@ class Recorder:
         """Optimizer steps that are under way, one inside of the other."""
         self.pending: set[int] = set()
         """Records whose end a thread of the process group will tell."""
+        self.told_ns = 0
+        """When one was told last."""
         self.capture = Capture(_is_from_signal_handler)
         """Windows that an agent asks for."""
         self.thrift = Thrift()
@@ -172,13 +178,18 @@ class Recorder:
 
     def finish(self) -> None:
         """At the end of the process, before the interpreter goes: wait for callbacks, say that the end was reached."""
+        # A callback that needs the GIL after the interpreter has gone aborts the process. A process group's own end
+        # waits for the same operations, so this adds no wait. Where it was destroyed already, what is left are callbacks
+        # that are on their way: whoever waited for the operation may have been woken before them.
         distributed = sys.modules.get("torch.distributed.distributed_c10d")
-        if self.pending and distributed is not None:
-            # A callback that needs the GIL after the interpreter has gone aborts the process. The process group's own
-            # end waits for the same operations, so this adds no wait; without one nobody else waits, nor do we.
-            while self.pending and distributed.is_initialized():
-                time.sleep(0.005)
-            time.sleep(0.01)  # the thread has yet to leave the callback
+        until_ns = time.monotonic_ns() + LAST_CALLBACKS_NS
+        while self.pending and distributed is not None:
+            if not distributed.is_initialized() and time.monotonic_ns() > until_ns:
+                break
+            time.sleep(0.005)
+        # And the thread has yet to leave the callback.
+        while time.monotonic_ns() - self.told_ns < LEAVING_NS:
+            time.sleep(0.005)
         with contextlib.suppress(Exception):
             self.capture.finish(self.ring)
         if self.ring is not None:
