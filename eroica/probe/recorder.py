@@ -179,8 +179,8 @@ class Recorder:
     def finish(self) -> None:
         """At the end of the process, before the interpreter goes: wait for callbacks, say that the end was reached."""
         # A callback that needs the GIL after the interpreter has gone aborts the process. A process group's own end
-        # waits for the same operations, so this adds no wait. Where it was destroyed already, what is left are callbacks
-        # that are on their way: whoever waited for the operation may have been woken before them.
+        # waits for the same operations, so this adds no wait. Where it was destroyed already, what is left are those
+        # on their way: whoever waited for the operation may have been woken before them.
         distributed = sys.modules.get("torch.distributed.distributed_c10d")
         until_ns = time.monotonic_ns() + LAST_CALLBACKS_NS
         while self.pending and distributed is not None:
