@@ -252,5 +252,6 @@ def test_a_process_that_ends_within_a_window_keeps_its_exit_status(tmp_path: Pat
     finally:
         process.kill()
         point.close()
-    assert (process.returncode, said.splitlines()[-1]) == (5, "trained to the end"), said
+    # Kineto may end the window with a line of its own.
+    assert process.returncode == 5 and "trained to the end" in said.splitlines(), said
     assert list(folder.glob("rank0_*.json"))  # so it was under way
