@@ -270,6 +270,7 @@ def test_a_trace_that_is_cut_or_tells_its_rank_is_not_amended(tmp_path: Path) ->
         amend(path, Told(rank=1, world_size=2))
 
 
+@pytest.mark.full
 @pytest.mark.e2e
 def test_a_training_with_forked_loader_workers_records_exactly_the_steps_that_were_asked_for(
     tmp_path: Path, point: OnDemand

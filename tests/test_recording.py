@@ -205,6 +205,7 @@ sys.exit(5)
 """
 
 
+@pytest.mark.full
 @pytest.mark.e2e
 @pytest.mark.parametrize("by_time", [False, True])
 def test_a_process_that_ends_within_a_window_keeps_its_exit_status(tmp_path: Path, by_time: bool) -> None:
