@@ -96,6 +96,22 @@ def noted(flight: Flight, key: str) -> str:
     return next((str(note[key])[:500] for note in reversed(flight.notes) if key in note), "")
 
 
+def last_sign_ns(flight: Flight, *, without_batches: bool = False) -> int:
+    """When the thread that trains last began or ended something, CLOCK_MONOTONIC; else when the ring was made.
+
+    Other threads collect garbage and sample frames: that is no sign of life of this one. `without_batches`: its calls
+    for a batch fail, and however often a loop repeats them, neither they nor the one under way are a sign.
+    """
+    moments = [
+        record.begin_ns + (record.duration_ns or 0)
+        for record in flight.records
+        if record.kind not in (ring.GC, ring.CAPTURE)
+        and not (without_batches and record.kind == ring.NEXT and (record.raised or record.duration_ns is None))
+    ]
+    moments += [record.begin_ns for record in flight.unrecorded()]
+    return max(moments, default=flight.identity.monotonic_ns)
+
+
 def groups_of(flight: Flight) -> dict[int, tuple[str, str]]:
     """Key of a group -> what people call it, its members."""
     known = {}

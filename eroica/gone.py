@@ -57,7 +57,7 @@ def is_follower(view: RankView) -> bool:
 def _is_workers(view: RankView) -> bool:
     """It left because a worker process of its own had gone."""
     is_lost = _FOLLOWS.search(view.exception) is not None and _LOCAL.search(view.exception_at) is not None
-    return is_lost or _WORKER.search(view.exception) is not None
+    return is_lost or is_of_worker(view.exception)
 
 
 def is_of_worker(error: str) -> bool:
@@ -137,7 +137,7 @@ def _exceptions(first: Mapping[int, RankView], doings: Mapping[int, Doing]) -> l
         found.append(
             Suspect(
                 *("dead_worker" if is_worker else "exception", "rank", frozenset(ranks)),
-                "established" if not is_worker or _WORKER.search(view.exception) else "supported",
+                "established" if not is_worker or is_of_worker(view.exception) else "supported",
                 text,
                 tuple(evidence),
                 function=FunctionName("host", view.exception.partition(":")[0], at or None, at or None),

@@ -22,7 +22,7 @@ from statistics import median
 
 from eroica import __version__, ring
 from eroica.findings import Diagnosis, to_json
-from eroica.flights import groups_of, newest_of, newest_start, noted, read_rings, what_of, with_place
+from eroica.flights import groups_of, last_sign_ns, newest_of, newest_start, noted, read_rings, what_of, with_place
 from eroica.hang import explain
 from eroica.job import format_ranks, parse_ranks
 from eroica.marks import watched
@@ -272,14 +272,7 @@ def _more(count: int, what: str) -> list[str]:
 
 def _rank(flight: Flight, lives: bool | None, names: dict[int, str], host: str, clock_ns: int) -> RankPosition:
     words = flight.words
-    # Other threads collect garbage and sample frames: that is no sign of life of the one that trains.
-    moments = [
-        record.begin_ns + (record.duration_ns or 0)
-        for record in flight.records
-        if record.kind not in (ring.GC, ring.CAPTURE)
-    ]
-    moments += [record.begin_ns for record in flight.unrecorded()]
-    last_ns = max(moments, default=flight.identity.monotonic_ns)
+    last_ns = last_sign_ns(flight)
     is_here = lives is True and noted(flight, "host") == host
     until_ns = clock_ns if is_here else last_ns
     state = {ring.ENDED: "ended", ring.OFF: "off"}.get(words[ring.STATE], "running")

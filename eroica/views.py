@@ -19,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from eroica import processes, ring, stacks
-from eroica.flights import groups_of, newest_of, newest_start, noted, read_rings, what_of, with_place
+from eroica.flights import groups_of, last_sign_ns, newest_of, newest_start, noted, read_rings, what_of, with_place
 from eroica.hang import LIMIT_S
 from eroica.job import parse_ranks
 from eroica.ring import Flight, Record
@@ -153,17 +153,8 @@ def limit_s_of(flights: Sequence[Flight]) -> float:
 def view_of(flight: Flight, process: Process, clock_ns: int) -> RankView:
     """One rank. `clock_ns`: CLOCK_MONOTONIC of this host, now."""
     words = flight.words
-    # Other threads collect garbage and sample frames: that is no sign of life of the one that trains. Neither is a call
-    # for a batch that fails, however often a loop repeats it, nor the next call after one.
     no_batch = _no_batch(flight)
-    moments = [
-        record.begin_ns + (record.duration_ns or 0)
-        for record in flight.records
-        if record.kind not in (ring.GC, ring.CAPTURE)
-        and not (no_batch and record.kind == ring.NEXT and (record.raised or record.duration_ns is None))
-    ]
-    moments += [record.begin_ns for record in flight.unrecorded()]
-    last_ns = max(moments, default=flight.identity.monotonic_ns)
+    last_ns = last_sign_ns(flight, without_batches=bool(no_batch))
     is_here = process.is_here and process.lives is True
     until_ns = clock_ns if is_here else last_ns
     phase, phase_ns = _phase(flight)
