@@ -310,8 +310,7 @@ class Coordinator:
             self._begin(now_ns)
 
     def _new_window(self, kind: str, cause: Trigger | None, rank: int | None, now_ns: int) -> Window:
-        self._number = self._number % 65535 + 1
-        return Window(self._number, kind, cause, rank, now_ns, self._training)
+        return Window(self._new_number(), kind, cause, rank, now_ns, self._training)
 
     def _begin(self, now_ns: int) -> None:
         """Propose the window that is wanted, if it can be now."""

@@ -61,15 +61,6 @@ def tracer(pid: int) -> int:
     return 0
 
 
-def waits_in(pid: int) -> str:
-    """Where in the kernel the main thread sleeps, "futex_do_wait"; "" if it runs or that cannot be told."""
-    try:
-        text = Path(f"/proc/{pid}/wchan").read_text("utf-8", "replace").strip()
-    except OSError:
-        return ""
-    return "" if text == "0" else text
-
-
 def children(pid: int) -> tuple[Child, ...]:
     """Processes that `pid` started, the dead ones that it has not asked for included."""
     found = []
