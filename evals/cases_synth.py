@@ -12,21 +12,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from evals.truth import Answer
+
 EFFECTS = (0.02, 0.05, 0.10, 0.20)
 """Shares of the iteration at which each fault is drawn unless its case says otherwise."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """What a finding must say to count as right."""
-
-    causes: frozenset[str]
-    scopes: frozenset[str]
-    who: str
-    """ranks: exactly the culprits. hosts: exactly the culprits' hosts, ranks within them. link: both ends, named as
-    hosts or in `link`, ranks within the slow groups. members: no rank, or all members. nobody: no rank at all."""
-    function: str | None
-    """Regular expression, found in "kind|name|location|user_location|device|link" (case ignored); None = not asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,26 +1,29 @@
-"""Whether a diagnosis is right, by the catalogue's rules.
+"""Whether diagnoses are right, by the catalogue's rules.
 
 A blame counts only if rank or host set *and* function (or link, or device) *and* cause are right. A finding that names
 a rank which is no culprit is a false blame, and the fault it was meant for is missed. In controls any finding that is
-not tolerated is a false blame. Of two faults each scores for itself. Used by `evals.synthetic` and by tests; it looks
-at the diagnosis record alone, never at how it was made.
+not tolerated is a false blame, and so is a diagnosis of trouble without any. Of two faults each scores for itself. Used
+by `evals.synthetic`, `evals.suites` and tests; it looks at the diagnosis records alone, never at how they were made.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from eroica.findings import Diagnosis, Finding
 from eroica.job import parse_ranks
-from evals.cases_synth import Answer
-from evals.synth import Cluster, Expected
+from evals.truth import Answer, Expected, Truth
+
+TROUBLE = frozenset({"slow", "hang", "crash"})
+"""Kinds of diagnoses that must not be made of a job in which nothing is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """How a diagnosis did on one cluster."""
+    """How the diagnoses of one job did."""
 
     found: tuple[bool, ...]
     """For each expected fault, in the case's order."""
@@ -31,12 +34,23 @@ class Score:
     cost_ratio: tuple[float | None, ...]
     """For each found fault: seconds per iteration that the finding claims, by the true cost; None = not told."""
     verdict_right: bool
-    """The verdict names one of the faults, or nothing in a control."""
+    """The first verdict names one of the faults, or nothing in a control."""
+    is_unknown: bool = False
+    """Somebody was told that the cause is unknown, with what was ruled out."""
+    right_findings: tuple[tuple[int, int], ...] = ()
+    """(diagnosis, finding) of each that is right."""
 
     @property
     def right(self) -> bool:
         """All faults found, nobody else blamed."""
         return all(self.found) and not self.false_blames
+
+    def points(self, grade: str) -> float:
+        """From 0 to 1. Any false blame makes it 0; an honest "unknown" is worth a half where nobody knows (grade C)."""
+        if self.false_blames:
+            return 0.0
+        half = 0.5 if grade == "C" and self.is_unknown else 0.0
+        return sum(1.0 if hit else half for hit in self.found) / len(self.found) if self.found else 1.0
 
 
 def _text(finding: Finding) -> str:
@@ -47,68 +61,93 @@ def _text(finding: Finding) -> str:
     return "|".join(part or "" for part in parts)
 
 
-def _hosts_of(cluster: Cluster, ranks: frozenset[int]) -> frozenset[str]:
-    return frozenset(cluster.host_names[int(cluster.program.hosts[rank])] for rank in ranks)
+def _said(finding: Finding, diagnosis: Diagnosis) -> str:
+    proofs = [diagnosis.evidence[key].text for key in finding.evidence if key in diagnosis.evidence]
+    return "\n".join([*proofs, *finding.ruled_out, finding.advice])
 
 
-def wrong(finding: Finding, expected: Expected, cluster: Cluster) -> str | None:
-    """What is wrong with a finding as the answer to a fault; None = it is right."""
+def _is_planted_there(finding: Finding, expected: Expected) -> bool:
+    function = finding.function
+    for place in (function.location, function.user_location) if function else ():
+        path, _, line = (place or "").rpartition(":")
+        if line.isdecimal() and any(
+            os.path.basename(path) == p.file and p.first <= int(line) <= p.last for p in expected.places
+        ):
+            return True
+    return False
+
+
+def wrong(finding: Finding, expected: Expected, truth: Truth, diagnosis: Diagnosis) -> str | None:
+    """What is wrong with a finding of a diagnosis as the answer to a fault; None = it is right."""
     answer = expected.answer
     ranks = frozenset(parse_ranks(finding.ranks))
+    if answer.kinds and diagnosis.kind not in answer.kinds:
+        return f"kind {diagnosis.kind}"
     if finding.scope not in answer.scopes:
         return f"scope {finding.scope}"
-    if not _who_is_right(answer, ranks, finding, expected, cluster):
+    if not _who_is_right(answer, ranks, finding, expected, truth):
         return f"ranks {finding.ranks or 'none'} hosts {', '.join(finding.hosts) or 'none'}"
     if finding.cause not in answer.causes:
         return f"cause {finding.cause}"
-    if answer.function is not None and not re.search(answer.function, _text(finding), re.IGNORECASE | re.MULTILINE):
+    asked, named = answer.place or answer.function is not None, answer.place and _is_planted_there(finding, expected)
+    if answer.function is not None:
+        named = named or bool(re.search(answer.function, _text(finding), re.IGNORECASE | re.MULTILINE))
+    if asked and not named:
         return f"function {_text(finding)!r}"
+    if answer.said is not None and not re.search(answer.said, _said(finding, diagnosis), re.IGNORECASE):
+        return f"nothing said of {answer.said}"
     return None
 
 
-def _who_is_right(
-    answer: Answer, ranks: frozenset[int], finding: Finding, expected: Expected, cluster: Cluster
-) -> bool:
-    hosts = frozenset(finding.hosts) or _hosts_of(cluster, ranks)
+def _who_is_right(answer: Answer, ranks: frozenset[int], finding: Finding, expected: Expected, truth: Truth) -> bool:
+    hosts = frozenset(finding.hosts) or truth.hosts_of(ranks)
     if answer.who == "ranks":
         return ranks == expected.ranks
+    if answer.who == "among":
+        return expected.ranks <= ranks
     if answer.who == "hosts":
         return hosts == expected.hosts and ranks <= expected.ranks
     if answer.who == "link":
-        named = hosts | {host for host in cluster.host_names if host in (finding.link or "")}
+        named = hosts | {host for host in truth.hosts if host in (finding.link or "")}
         return named == expected.hosts and ranks <= expected.ranks
     if answer.who == "members":
-        everybody = frozenset(range(cluster.world_size))
-        last = frozenset(r for r in everybody if cluster.program.stage[r] == cluster.program.stage.max())
-        return not ranks or ranks in (everybody, last)
+        return not ranks or ranks == frozenset(range(truth.world_size)) or ranks in truth.members
     return not ranks
 
 
-def score(diagnosis: Diagnosis, cluster: Cluster) -> Score:
-    """Judge a diagnosis of `cluster`."""
-    findings = list(diagnosis.findings)
-    found: list[bool] = []
-    near: list[str] = []
-    costs: list[float | None] = []
-    used: set[int] = set()
-    for expected in cluster.expected:
-        faults = [wrong(finding, expected, cluster) for finding in findings]
-        hit = next((k for k, fault in enumerate(faults) if fault is None), None)
-        found.append(hit is not None)
-        if hit is None:
-            near.append(_closest(findings, faults, expected))
+def score(diagnoses: Sequence[Diagnosis], truth: Truth) -> Score:
+    """Judge all diagnoses that were made of a job."""
+    told = [(d, f, diagnosis, finding) for d, diagnosis in enumerate(diagnoses)
+            for f, finding in enumerate(diagnosis.findings)]  # fmt: skip
+    found, near, costs, right = [], [], list[float | None](), set[tuple[int, int]]()
+    for expected in truth.faults:
+        faults = [wrong(finding, expected, truth, diagnosis) for _, _, diagnosis, finding in told]
+        hits = [entry for entry, fault in zip(told, faults, strict=True) if fault is None]
+        right |= {(d, f) for d, f, _, _ in hits}
+        found.append(bool(hits))
+        if not hits:
+            near.append(_closest([finding for *_, finding in told], faults, expected))
             costs.append(None)
             continue
-        used.add(hit)
-        seconds = findings[hit].impact.seconds_per_iteration
-        costs.append(None if seconds is None or expected.cost_s <= 0 else seconds / expected.cost_s)
+        seconds = hits[0][3].impact.seconds_per_iteration
+        costs.append(seconds / expected.cost_s if seconds is not None and expected.cost_s else None)
     blames = [
         blame
-        for k, finding in enumerate(findings)
-        if k not in used and (blame := _false_blame(finding, cluster)) is not None
+        for d, f, diagnosis, finding in told
+        if (d, f) not in right and (blame := _false_blame(finding, diagnosis, truth)) is not None
     ]
-    verdict_right = not blames if cluster.case.control else 0 in used
-    return Score(tuple(found), tuple(near), tuple(blames), tuple(costs), verdict_right)
+    if not truth.faults:
+        blames += [f"{d.kind} with no finding: {d.verdict.summary}"
+                   for d in diagnoses if d.kind in TROUBLE and not d.findings]  # fmt: skip
+    return Score(
+        tuple(found),
+        tuple(near),
+        tuple(blames),
+        tuple(costs),
+        verdict_right=any((d, 0) in right for d in range(len(diagnoses))) if truth.faults else not blames,
+        is_unknown=any(finding.cause == "unknown" and finding.ruled_out for *_, finding in told),
+        right_findings=tuple(sorted(right)),
+    )
 
 
 def _closest(findings: Sequence[Finding], faults: Sequence[str | None], expected: Expected) -> str:
@@ -121,26 +160,27 @@ def _closest(findings: Sequence[Finding], faults: Sequence[str | None], expected
     return str(faults[0])
 
 
-def _false_blame(finding: Finding, cluster: Cluster) -> str | None:
+def _false_blame(finding: Finding, diagnosis: Diagnosis, truth: Truth) -> str | None:
     """A finding that answers no fault: does it blame the innocent? A sentence, or None.
 
     Not a false blame (though it may have missed the cause): a second finding about ranks that are all culprits, a
     second one with the true cause about the true hosts, one without ranks and hosts whose cause is true or unknown.
     """
-    for answer in cluster.case.tolerated:
-        stand_in = Expected(answer, frozenset(), frozenset(), 0.0, 0.0)
-        if wrong(finding, stand_in, cluster) is None:
+    for answer in truth.tolerated:
+        if wrong(finding, Expected(answer, frozenset(), frozenset()), truth, diagnosis) is None:
             return None
     named = f"{finding.cause} of scope {finding.scope} on ranks {finding.ranks or 'none'}, {_text(finding)[:80]}"
-    if cluster.case.control:
+    if not truth.faults:
         return named
     ranks, hosts = frozenset(parse_ranks(finding.ranks)), frozenset(finding.hosts)
-    causes = frozenset().union(*(expected.answer.causes for expected in cluster.expected))
+    causes = frozenset().union(*(expected.answer.causes for expected in truth.faults))
     if not ranks and not hosts:
         return None if finding.cause in causes | {"unknown"} else named
-    for expected in cluster.expected:
-        on_culprits = expected.answer.who == "ranks" and ranks and ranks <= cluster.culprits
-        same_hosts = expected.answer.who in ("hosts", "link") and (hosts or _hosts_of(cluster, ranks)) == expected.hosts
+    for expected in truth.faults:
+        on_culprits = expected.answer.who == "ranks" and ranks and ranks <= truth.culprits
+        same_hosts = expected.answer.who in ("hosts", "link") and (hosts or truth.hosts_of(ranks)) == expected.hosts
         if on_culprits or (same_hosts and finding.cause in expected.answer.causes):
+            return None
+        if expected.answer.who in ("members", "nobody") and finding.scope == "all" and finding.cause in causes:
             return None
     return named

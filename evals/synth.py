@@ -18,27 +18,15 @@ import numpy as np
 
 from eroica.trace import Bools, Float64s, Int64s, Samples, Trace
 from evals.base import Base, load_base
-from evals.cases_synth import BY_ID, Answer, Case
+from evals.cases_synth import BY_ID, Case
 from evals.emit import Rank, Template, Written, counters, emit
 from evals.faults import apply, calibrate, draw_culprits, mean_iteration_ns
 from evals.layouts import LAYOUTS, MICROBATCHES, build
 from evals.program import Plan, Program, Times, draw_plan, simulate
+from evals.truth import Expected, Truth
 
 _PLANTED = {"gc": "gc", "sync_gap": "sync_gap", "allocator": "allocator"}
 """Transform -> items that it needs in the program."""
-
-
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """One planted fault: what a diagnosis must say, and what it truly costs."""
-
-    answer: Answer
-    ranks: frozenset[int]
-    hosts: frozenset[str]
-    cost_s: float
-    """Seconds per iteration that come back without this fault (others stay)."""
-    magnitude: float
-    """The transform's own number, for people."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +61,15 @@ class Cluster:
         return self.program.world_size
 
     @cached_property
-    def culprits(self) -> frozenset[int]:
-        """Ranks that some fault sits on."""
-        return frozenset().union(*(e.ranks for e in self.expected))
+    def truth(self) -> Truth:
+        """What a diagnosis of this job is judged by."""
+        last = frozenset(np.flatnonzero(self.program.stage == self.program.stage.max()).tolist())
+        return Truth(
+            hosts=tuple(self.host_names[int(host)] for host in self.program.hosts),
+            faults=self.expected,
+            members=(last,),
+            tolerated=self.case.tolerated,
+        )
 
     def traces(self) -> Iterator[tuple[Trace, Samples | None]]:
         """Each rank's trace and counters, in the order of ranks; made when asked for."""

@@ -58,7 +58,9 @@ def run_one(case: Case, *, ranks: int, effect: float, seed: int, base: str) -> R
     made = cluster(case, world_size=ranks, effect=effect, seed=seed, base=base)
     diagnosis = diagnose_cluster(made)
     seconds = time.perf_counter() - began
-    return Result(case.id, base, ranks, made.effect, seed, made.growth, score(diagnosis, made), diagnosis, seconds)
+    return Result(
+        case.id, base, ranks, made.effect, seed, made.growth, score([diagnosis], made.truth), diagnosis, seconds
+    )
 
 
 def plan(

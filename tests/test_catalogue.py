@@ -57,7 +57,7 @@ def test_a_single_real_trace_is_never_a_verdict(path: Path) -> None:
 @pytest.mark.parametrize("case", [case for case in CASES if 0.10 in case.effects], ids=lambda case: case.id)
 def test_a_fault_of_ten_percent_on_eight_ranks_is_found_and_nobody_else_blamed(case: Case) -> None:
     made = cluster(case, effect=0.10, seed=11)
-    judged = score(diagnose_cluster(made), made)
+    judged = score([diagnose_cluster(made)], made.truth)
     assert judged.right, (judged.near, judged.false_blames)
     # Findings are ordered by cost: where advice on structure is tolerated, it may come first.
     assert judged.verdict_right or case.tolerated

@@ -118,7 +118,7 @@ FAULTS = [case.id for case in CASES if case.faults]
 @pytest.mark.parametrize("case", FAULTS)
 def test_in_no_synthetic_fault_a_victim_is_blamed(case: str) -> None:
     made = cluster(case, effect=0.10, seed=7)
-    judged = score(diagnose_cluster(made), made)
+    judged = score([diagnose_cluster(made)], made.truth)
     assert judged.false_blames == ()
     assert judged.found == (True,) * len(judged.found), judged.near
 

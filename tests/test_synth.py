@@ -136,7 +136,7 @@ def test_host_events_of_a_thread_nest(case: str) -> None:
 
 def test_a_collective_ends_for_all_when_the_last_has_arrived() -> None:
     made = cluster("gpu_slow_no_counters", seed=1)
-    culprit = next(iter(made.culprits))
+    culprit = next(iter(made.truth.culprits))
     spans = []
     for rank in range(made.world_size):
         trace = made.trace(rank)
@@ -179,8 +179,8 @@ def test_clocks_of_hosts_are_apart_and_nothing_else_depends_on_it() -> None:
 def test_imbalanced_ranks_do_more_work_and_throttled_ones_the_same() -> None:
     for case, more in (("load_imbalance", True), ("gpu_throttle", False)):
         made = cluster(case, effect=0.2)
-        culprit = min(made.culprits)
-        other = next(r for r in range(8) if r not in made.culprits)
+        culprit = min(made.truth.culprits)
+        other = next(r for r in range(8) if r not in made.truth.culprits)
         blocks = [
             int(t.work[(t.category == Category.KERNEL) & (t.work > 0)].sum())
             for t in (made.trace(culprit), made.trace(other))
@@ -190,7 +190,7 @@ def test_imbalanced_ranks_do_more_work_and_throttled_ones_the_same() -> None:
 
 def test_counters_come_only_where_the_case_has_them_and_show_the_throttled_device() -> None:
     made = cluster("gpu_throttle", effect=0.2)
-    culprit = next(iter(made.culprits))
+    culprit = next(iter(made.truth.culprits))
     samples = made.samples(culprit)
     assert np.median(samples.values["sm_clock_ratio"]) < 0.9 and samples.values["throttle"].all()
     assert np.isfinite(list(samples.values.values())).all()
@@ -218,27 +218,27 @@ def slow_gpu() -> Cluster:
 
 
 def test_rank_function_and_cause_must_all_be_right(slow_gpu: Cluster) -> None:
-    culprit = str(next(iter(slow_gpu.culprits)))
+    culprit = str(next(iter(slow_gpu.truth.culprits)))
     right = finding("gpu_compute", "rank", culprit, KERNEL)
-    assert score(diagnosis(right), slow_gpu).right
-    assert not score(diagnosis(replace(right, cause="host_python")), slow_gpu).found[0]
-    assert not score(diagnosis(replace(right, function=GETITEM)), slow_gpu).found[0]
-    assert not score(diagnosis(), slow_gpu).found[0]
+    assert score([diagnosis(right)], slow_gpu.truth).right
+    assert not score([diagnosis(replace(right, cause="host_python"))], slow_gpu.truth).found[0]
+    assert not score([diagnosis(replace(right, function=GETITEM))], slow_gpu.truth).found[0]
+    assert not score([diagnosis()], slow_gpu.truth).found[0]
 
 
 def test_naming_a_victim_is_a_false_blame_and_a_miss_even_beside_the_culprit(slow_gpu: Cluster) -> None:
-    culprit = next(iter(slow_gpu.culprits))
+    culprit = next(iter(slow_gpu.truth.culprits))
     both = ",".join(str(r) for r in sorted((culprit, (culprit + 1) % 8)))
-    judged = score(diagnosis(finding("gpu_compute", "rank", both, KERNEL)), slow_gpu)
+    judged = score([diagnosis(finding("gpu_compute", "rank", both, KERNEL))], slow_gpu.truth)
     assert not judged.found[0] and judged.false_blames
 
 
 def test_any_finding_in_a_control_is_a_false_blame_unless_it_is_tolerated() -> None:
     healthy, pipeline = cluster("healthy", seed=1), cluster("last_stage_heavier")
-    assert score(diagnosis(), healthy).right
-    assert score(diagnosis(finding("unknown", "group", "", None)), healthy).false_blames
-    assert score(diagnosis(finding("load_imbalance", "group", "6-7", KERNEL)), pipeline).right
-    assert score(diagnosis(finding("load_imbalance", "rank", "6", KERNEL)), pipeline).false_blames
+    assert score([diagnosis()], healthy.truth).right
+    assert score([diagnosis(finding("unknown", "group", "", None))], healthy.truth).false_blames
+    assert score([diagnosis(finding("load_imbalance", "group", "6-7", KERNEL))], pipeline.truth).right
+    assert score([diagnosis(finding("load_imbalance", "rank", "6", KERNEL))], pipeline.truth).false_blames
 
 
 def test_two_faults_score_each_for_itself() -> None:
@@ -246,18 +246,18 @@ def test_two_faults_score_each_for_itself() -> None:
     (input_rank,), (gpu_rank,) = (sorted(expected.ranks) for expected in made.expected)
     one = finding("input_pipeline", "rank", str(input_rank), GETITEM)
     other = finding("gpu_compute", "rank", str(gpu_rank), KERNEL)
-    assert score(diagnosis(one), made).found == (True, False)
-    assert score(diagnosis(one, other), made).right
+    assert score([diagnosis(one)], made.truth).found == (True, False)
+    assert score([diagnosis(one, other)], made.truth).right
 
 
 def test_a_host_is_right_by_name_and_a_link_by_both_ends() -> None:
     nic, link = cluster("nic_slow"), cluster("link_slow")
     (host,) = nic.expected[0].hosts
-    assert score(diagnosis(finding("nic_or_host_network", "host", "", None, (host,))), nic).right
+    assert score([diagnosis(finding("nic_or_host_network", "host", "", None, (host,)))], nic.truth).right
     ends = tuple(sorted(link.expected[0].hosts))
     found = finding("fabric_contention", "link", "", None, ends)
-    assert score(diagnosis(found), link).right
-    assert not score(diagnosis(replace(found, hosts=ends[:1])), link).found[0]
+    assert score([diagnosis(found)], link.truth).right
+    assert not score([diagnosis(replace(found, hosts=ends[:1]))], link.truth).found[0]
 
 
 def test_the_plan_draws_controls_once_and_faults_at_each_effect() -> None:
