@@ -39,6 +39,8 @@ class Score:
     """Somebody was told that the cause is unknown, with what was ruled out."""
     right_findings: tuple[tuple[int, int], ...] = ()
     """(diagnosis, finding) of each that is right."""
+    blaming_findings: tuple[tuple[int, int], ...] = ()
+    """(diagnosis, finding) of each that is a false blame."""
 
     @property
     def right(self) -> bool:
@@ -131,11 +133,12 @@ def score(diagnoses: Sequence[Diagnosis], truth: Truth) -> Score:
             continue
         seconds = hits[0][3].impact.seconds_per_iteration
         costs.append(seconds / expected.cost_s if seconds is not None and expected.cost_s else None)
-    blames = [
-        blame
+    blamed = {
+        (d, f): blame
         for d, f, diagnosis, finding in told
         if (d, f) not in right and (blame := _false_blame(finding, diagnosis, truth)) is not None
-    ]
+    }
+    blames = list(blamed.values())
     if not truth.faults:
         blames += [f"{d.kind} with no finding: {d.verdict.summary}"
                    for d in diagnoses if d.kind in TROUBLE and not d.findings]  # fmt: skip
@@ -147,6 +150,7 @@ def score(diagnoses: Sequence[Diagnosis], truth: Truth) -> Score:
         verdict_right=any((d, 0) in right for d in range(len(diagnoses))) if truth.faults else not blames,
         is_unknown=any(finding.cause == "unknown" and finding.ruled_out for *_, finding in told),
         right_findings=tuple(sorted(right)),
+        blaming_findings=tuple(blamed),
     )
 
 
