@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 CODE := $(wildcard eroica mcp_server tests evals bench)
 
-.PHONY: help demo test test-full check bench evals lint format clean
+.PHONY: help demo test test-full check bench evals evals-full lint format clean
 
 help:
 	@echo 'make demo    a real four-rank training with a planted fault, diagnosed'
@@ -14,7 +14,8 @@ help:
 	@echo '             training under transformers, accelerate, Lightning and torchdata, which it installs'
 	@echo 'make check   format, lint, types, layers and the quick tests, under a minute'
 	@echo 'make bench   speed, with the peers measured beside it'
-	@echo 'make evals   right answers and false blames on synthetic clusters with planted faults'
+	@echo 'make evals   the catalogue of faults, live ones too, once through: evals/SCOREBOARD.md (under an hour)'
+	@echo 'make evals-full  each live case five times, and all sizes and shapes of every fault (a night)'
 	@echo 'make format  rewrite the sources as ruff wants them'
 	@echo 'make clean   remove what make built'
 
@@ -50,8 +51,14 @@ format: $(READY)
 bench: $(READY)
 	$(BIN)/python -m bench
 
+# An unfinished run goes on with: make evals EVALS=--resume (the same for evals-full).
 evals: $(READY)
-	$(BIN)/python -m evals.synthetic
+	$(BIN)/python -m evals run --results evals/results/nominal.jsonl --board $(EVALS)
+
+# Both parts run, whatever the first one says of the answers.
+evals-full: $(READY)
+	-$(BIN)/python -m evals run --suite live --suite netns --repeat 5 --results evals/results/repeats.jsonl $(EVALS)
+	$(BIN)/python -m evals run --effects all --shapes all --results evals/results/sweep.jsonl --board $(EVALS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info eroica/*.so

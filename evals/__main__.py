@@ -14,22 +14,45 @@ the points of grades A and B were made.
 from __future__ import annotations
 
 import argparse
+import platform
 import random
+import shlex
+import subprocess
 import sys
+import time
+import traceback
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
-from evals import board, catalogue, suites
+from bench import machine
+from evals import board, catalogue, rows, suites
 from evals.catalogue import Case, CaseError
 from evals.made import Draw
+from evals.rows import Row, Session
 
-RESULTS = Path(__file__).parent / ".results.jsonl"
+HERE = Path(__file__).parent
+RESULTS = HERE / ".results.jsonl"
+COMMITTED = HERE / "results"
+"""What the board is made of; `make evals` and `make evals-full` write here."""
+STOPPED = 130
+"""Exit status after Ctrl-C, as a shell gives it."""
 
 
-def plan(
-    cases: Sequence[Case], repeat: int, effects: str, shapes: str, draw: random.Random
-) -> Iterator[tuple[Case, Draw, int]]:
-    """All runs: (case, what is drawn, number of the repetition)."""
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One run to be made."""
+
+    case: Case
+    draw: Draw
+    turn: int
+    key: str
+    part: str
+
+
+def plan(cases: Sequence[Case], repeat: int, effects: str, shapes: str, draw: random.Random) -> Iterator[Planned]:
+    """All runs, each with what is drawn for it."""
     for case in cases:
         recipe = case.recipe
         sizes = recipe.effects if effects == "all" and not case.is_control else (recipe.nominal,)
@@ -37,46 +60,154 @@ def plan(
             for turn in range(repeat):
                 wanted = recipe.shapes if shapes == "all" else (draw.choice(recipe.shapes),)
                 for shape in wanted:
-                    yield case, Draw(seed=draw.randrange(1_000_000), effect=effect, shape=shape), turn
+                    key = rows.key(case.id, effect, turn, shape if shapes == "all" else None)
+                    part = "sweep" if "all" in (effects, shapes) else "repeat" if turn else "nominal"
+                    yield Planned(
+                        case, Draw(seed=draw.randrange(1_000_000), effect=effect, shape=shape), turn, key, part
+                    )
+
+
+def _chosen(options: argparse.Namespace) -> list[Case]:
+    """The cases that were asked for, or CaseError."""
+    known, asked = catalogue.load(), options.case or []
+    names = {name for case in known for name in (case.id, case.entry)}
+    strange = [name for name in asked if name not in names]
+    if strange:
+        raise CaseError(f"no case or entry is called {', '.join(strange)}; `ls evals/cases` shows all")
+    suites_asked = options.suite or catalogue.SUITES
+    chosen = [
+        case for case in known if case.suite in suites_asked and (not asked or case.id in asked or case.entry in asked)
+    ]
+    if not chosen:
+        raise CaseError(f"no case of {', '.join(asked) or 'the catalogue'} is of suite {', '.join(suites_asked)}")
+    if options.repeat < 1:
+        raise CaseError(f"--repeat is {options.repeat}; give 1 or more")
+    return chosen
+
+
+def session() -> Session:
+    """What this run is made with."""
+    facts = machine.facts({})
+    wanted = ("processor", "cores", "memory", "system", "Python")
+    return Session(
+        command=shlex.join(["python", "-m", "evals", *sys.argv[1:]]),
+        started=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+        commit=_commit(),
+        machine={name: facts[name] for name in wanted}
+        | {"torch": metadata.version("torch"), "node": platform.machine()},
+    )
+
+
+def _commit() -> str:
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=HERE, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", "../eroica", ":!results", ":!*.md")
+        return git("rev-parse", "--short=10", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+GUESS_S = {"live": 40.0, "netns": 40.0, "synthetic": 4.0}
+"""How long a case takes, before anything of its suite has run."""
+
+
+class Pace:
+    """Guesses how long the rest will take, from what each case, or else its suite, took before."""
+
+    def __init__(self, earlier: Sequence[Row]) -> None:
+        self.seen: dict[str, list[float]] = {}
+        for row in earlier:
+            self.add(row)
+
+    def add(self, row: Row) -> None:
+        """A run has ended."""
+        if not row.not_run:
+            for name in (row.case, row.suite):
+                self.seen.setdefault(name, []).append(row.seconds)
+
+    def left_s(self, todo: Sequence[Planned]) -> float:
+        """For all of these."""
+        return sum(self._of(planned.case) for planned in todo)
+
+    def _of(self, case: Case) -> float:
+        for name in (case.id, case.suite):
+            if name in self.seen:
+                return sum(self.seen[name]) / len(self.seen[name])
+        return GUESS_S[case.suite]
+
+
+def _earlier() -> list[Row]:
+    """Of the committed results, to guess times by."""
+    try:
+        return [row for file in sorted(COMMITTED.glob("*.jsonl")) for row in rows.read(file).rows]
+    except CaseError:
+        return []
+
+
+def _one(planned: Planned, keep: Path | None) -> Row:
+    """Run one; whatever happens, it is a row."""
+    began = time.perf_counter()
+    try:
+        return rows.row(suites.run(planned.case, planned.draw, keep=keep), planned.key, planned.part)
+    except Exception as error:  # a fault of one case, or of the product in it, must not cost the others
+        told = traceback.format_exc()
+        if keep is not None and keep.is_dir():
+            (keep / "traceback.txt").write_text(told)
+        print(f"\n{told}", file=sys.stderr)
+        why = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"
+        seconds = time.perf_counter() - began
+        return rows.failed(planned.case, planned.draw, planned.key, planned.part, why, seconds)
 
 
 def _run(options: argparse.Namespace) -> int:
-    wanted = [
-        case
-        for case in catalogue.load()
-        if options.suite in ("all", case.suite)
-        and (not options.case or case.id in options.case or case.entry in options.case)
-    ]
-    if not wanted:
-        raise CaseError(f"no case is called {', '.join(options.case or [options.suite])}; see evals/cases")
-    draw = random.Random(options.seed)
-    todo = list(plan(wanted, options.repeat, options.effects, options.shapes, draw))
-    done = board.read(options.results) if options.resume and options.results.exists() else []
-    if not options.resume:
-        options.results.unlink(missing_ok=True)
-    for number, (case, drawn, turn) in enumerate(todo):
-        key = board.key(case.id, drawn.effect, turn, drawn.shape if options.shapes == "all" else None)
-        if any(row.key == key for row in done):
-            continue
-        print(f"[{number + 1}/{len(todo)}] {case.id} {case.slug} ... ", end="", file=sys.stderr, flush=True)
-        keep = options.keep / f"{case.id}-{number}" if options.keep else None
-        row = board.row(suites.run(case, drawn, keep=keep), key)
-        board.append(options.results, row)
-        done.append(row)
-        print(board.one_line(row), file=sys.stderr, flush=True)
-    rows = [row for row in done if any(row.case == case.id for case in wanted)]
-    print(board.table(rows))
-    return 0 if board.passed(rows) else 1
+    chosen = _chosen(options)
+    planned = list(plan(chosen, options.repeat, options.effects, options.shapes, random.Random(options.seed)))
+    pace = Pace(_earlier())
+    lacking = {suite: why for suite in {case.suite for case in chosen} if (why := suites.unavailable(suite))}
+    for suite, why in lacking.items():
+        print(f"evals: the {suite} cases are not run: {why}", file=sys.stderr)
+    held = {row.key: row for row in rows.start(options.results, session(), resume=options.resume)}
+    done = {one.key: held[one.key] for one in planned if one.key in held and not held[one.key].not_run}
+    todo = [one for one in planned if one.key not in done]
+    for number, one in enumerate(todo):
+        shown = f"[{len(planned) - len(todo) + number + 1}/{len(planned)}, {_minutes(pace.left_s(todo[number:]))} left]"
+        print(f"{shown} {one.case.id} {one.case.slug} ... ", end="", file=sys.stderr, flush=True)
+        if one.case.suite in lacking:
+            row = rows.left_out(one.case, one.draw, one.key, one.part, lacking[one.case.suite])
+        else:
+            row = _one(one, options.keep / one.key.replace("/", "-") if options.keep else None)
+        rows.append(options.results, row)
+        pace.add(row)
+        done[one.key] = row
+        print(rows.one_line(row), file=sys.stderr, flush=True)
+    made = [done[one.key] for one in planned]
+    print(board.table(made))
+    if options.board:
+        _write(board.of_files(sorted(COMMITTED.glob("*.jsonl")), catalogue.load()))
+    return 0 if board.passed(made) else 1
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"
+
+
+def _write(text: str) -> None:
+    (HERE / "SCOREBOARD.md").write_text(text, encoding="utf-8")
+    print(f"written: {HERE.name}/SCOREBOARD.md", file=sys.stderr)
 
 
 def _board(options: argparse.Namespace) -> int:
-    rows = [row for file in options.files or [RESULTS] for row in board.read(file)]
-    text = board.markdown(rows, catalogue.load())
+    files = options.files or sorted(COMMITTED.glob("*.jsonl"))
+    if not files:
+        raise CaseError("there are no results in evals/results yet; make some with `make evals`, or name files")
+    text = board.of_files(files, catalogue.load())
     if options.write:
-        (Path(__file__).parent / "SCOREBOARD.md").write_text(text)
+        _write(text)
     else:
         print(text, end="")
-    return 0 if board.passed(rows) else 1
+    return 0 if board.passed([row for file in files for row in rows.read(file).rows]) else 1
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -86,7 +217,7 @@ def main(given: Sequence[str] | None = None) -> int:
     )
     verbs = parser.add_subparsers(required=True)
     run = verbs.add_parser("run", help="run cases")
-    run.add_argument("--suite", choices=(*catalogue.SUITES, "all"), default="all")
+    run.add_argument("--suite", action="append", choices=catalogue.SUITES, help="this suite alone; repeatable")
     run.add_argument("--case", action="append", metavar="ID", help="this case or entry alone; repeatable")
     run.add_argument("--repeat", type=int, default=1, metavar="N", help="each case so often (1)")
     run.add_argument("--effects", choices=("nominal", "all"), default="nominal")
@@ -95,9 +226,10 @@ def main(given: Sequence[str] | None = None) -> int:
     run.add_argument("--results", type=Path, default=RESULTS, metavar="FILE", help="one JSON line per run")
     run.add_argument("--resume", action="store_true", help="leave out what FILE holds already")
     run.add_argument("--keep", type=Path, metavar="DIR", help="keep what jobs and eroica wrote")
+    run.add_argument("--board", action="store_true", help="then write evals/SCOREBOARD.md from evals/results/*.jsonl")
     run.set_defaults(do=_run)
     shown = verbs.add_parser("board", help="the scoreboard of results")
-    shown.add_argument("files", nargs="*", type=Path, metavar="FILE")
+    shown.add_argument("files", nargs="*", type=Path, metavar="FILE", help="evals/results/*.jsonl if none is given")
     shown.add_argument("--write", action="store_true", help="to evals/SCOREBOARD.md")
     shown.set_defaults(do=_board)
     options = parser.parse_args(given)
@@ -106,6 +238,9 @@ def main(given: Sequence[str] | None = None) -> int:
     except CaseError as error:
         print(f"evals: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("\nevals: stopped; go on with --resume", file=sys.stderr)
+        return STOPPED
 
 
 if __name__ == "__main__":

@@ -1,152 +1,371 @@
-"""Results of the catalogue as JSON lines, a table and Markdown. Used by `evals.__main__`."""
+"""The scoreboard: results of the catalogue (`evals.rows`) as a table for a terminal, and as SCOREBOARD.md.
+
+A score is by entry of the list of reports: the mean over the entry's cases, each at its nominal effect and first turn.
+Later turns say how stable that is, sweeps where detection begins; both are shown and neither is counted. Misses are
+listed with the reasons that `misses.toml` gives, or as not explained. Used by `evals.__main__`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import statistics
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-import msgspec
-
-from eroica.job import format_ranks
-from evals.catalogue import Case
-from evals.suites import Result
+from evals import rows as files
+from evals.catalogue import Case, CaseError
+from evals.rows import Row, Session
 
 WANTED = 0.975
 """Share of the points of grades A and B: the hard cases that the paper's system got right."""
+MISSES = Path(__file__).parent / "misses.toml"
+SIZES = (0.05, 0.1, 0.2, 0.5, 1.0)
+"""Upper ends of the classes of effects, as a share of the step."""
+WORDS = ("established", "supported", "hypothesis", "unknown")
+LONG = 110
+"""Longest text in a cell of the table of cases."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
-    """One finding, as a diagnosis told it."""
-
-    kind: str
-    cause: str
-    scope: str
-    ranks: str
-    function: str
-    confidence: str
-    right: bool
+# What counts.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One run of one case."""
-
-    key: str
-    case: str
-    entry: str
-    title: str
-    grade: str
-    suite: str
-    kind: str
-    shape: str
-    effect: float
-    seed: int
-    points: float
-    causes: tuple[str, ...]
-    """Of the faults: the right ones of each, joined by "/"."""
-    found: tuple[bool, ...]
-    near: tuple[str, ...]
-    false_blames: tuple[str, ...]
-    said: tuple[Said, ...]
-    baselines: Mapping[str, str] = field(default_factory=dict)
-    """right, wrong, nobody, or "-" where the rule cannot say anything."""
-    problem: str = ""
-    seconds: float = 0.0
-    to_diagnosis_s: float | None = None
+def by_case(rows: Iterable[Row]) -> dict[str, Row]:
+    """The run of each case that counts: the first turn at the nominal effect, else the first one that there is."""
+    order = {part: number for number, part in enumerate(files.PARTS)}
+    ran = [row for row in rows if not row.not_run]
+    ran.sort(key=lambda row: (not row.is_nominal, order[row.part]))
+    counted: dict[str, Row] = {}
+    for row in ran:
+        counted.setdefault(row.case, row)
+    return dict(sorted(counted.items()))
 
 
-def key(case: str, effect: float, turn: int, shape: str | None) -> str:
-    """What tells runs apart in a file that is resumed."""
-    return f"{case}/{effect:g}/{turn}" + (f"/{shape}" if shape else "")
-
-
-def row(result: Result, named: str) -> Row:
-    """A run for the file."""
-    case, judged = result.case, result.score
-    return Row(
-        key=named,
-        case=case.id,
-        entry=case.entry,
-        title=case.title,
-        grade=case.grade,
-        suite=case.suite,
-        kind=case.kind,
-        shape=result.draw.shape,
-        effect=0.0 if case.is_control else result.draw.effect,
-        seed=result.draw.seed,
-        points=result.points,
-        causes=tuple("/".join(sorted(fault.causes)) for fault in case.faults),
-        found=judged.found,
-        near=judged.near,
-        false_blames=judged.false_blames,
-        said=tuple(
-            Said(
-                kind=diagnosis.kind,
-                cause=finding.cause,
-                scope=finding.scope,
-                ranks=finding.ranks,
-                function=finding.function.name if finding.function else "",
-                confidence=finding.confidence,
-                right=(d, f) in judged.right_findings,
-            )
-            for d, diagnosis in enumerate(result.diagnoses)
-            for f, finding in enumerate(diagnosis.findings)
-        ),
-        baselines={
-            name: "-" if naming is None else _by_ranks(naming.ranks, result) for name, naming in result.named.items()
-        },
-        problem=result.problem,
-        seconds=round(result.seconds, 1),
-        to_diagnosis_s=None if result.to_diagnosis_s is None else round(result.to_diagnosis_s, 1),
-    )
-
-
-def _by_ranks(ranks: frozenset[int], result: Result) -> str:
-    if not ranks:
-        return "nobody"
-    return "right" if ranks == result.truth.culprits else f"wrong: {format_ranks(sorted(ranks))}"
-
-
-def append(file: Path, added: Row) -> None:
-    """One line more."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("ab") as lines:
-        lines.write(msgspec.json.encode(added) + b"\n")
-
-
-def read(file: Path) -> list[Row]:
-    """All rows of a file."""
-    return [msgspec.json.decode(line, type=Row) for line in file.read_bytes().splitlines() if line.strip()]
-
-
-def one_line(shown: Row) -> str:
-    """How a run went."""
-    word = "right" if shown.points == 1 else "half" if shown.points else "no result" if shown.problem else "missed"
-    why = "; ".join([shown.problem, *shown.near, *(f"blamed {blame}" for blame in shown.false_blames)]).strip("; ")
-    return f"{word} ({shown.seconds:.0f} s){': ' + why if why else ''}"
+def by_entry(rows: Iterable[Row], grades: str) -> dict[str, float]:
+    """Points of each entry of these grades: the mean over its cases."""
+    points: dict[str, list[float]] = {}
+    for row in by_case(rows).values():
+        if row.grade in grades:
+            points.setdefault(row.entry, []).append(row.points)
+    return {entry: statistics.fmean(of) for entry, of in sorted(points.items())}
 
 
 def passed(rows: Sequence[Row]) -> bool:
     """No control blamed, and enough points on grades A and B."""
-    graded = [shown.points for shown in rows if shown.grade in "AB"]
-    blamed = any(shown.kind == "control" and shown.points < 1 for shown in rows)
-    return not blamed and (not graded or sum(graded) / len(graded) >= WANTED)
+    graded = by_entry(rows, "AB")
+    return not any(row.is_blamed_control for row in rows) and (
+        not graded or statistics.fmean(graded.values()) >= WANTED
+    )
+
+
+# For a terminal.
 
 
 def table(rows: Sequence[Row]) -> str:
-    """For a terminal."""
-    lines = [f"{shown.case:>5} {shown.grade} {shown.suite:<9} {shown.effect:>5.0%} {one_line(shown)}" for shown in rows]
-    graded = [shown.points for shown in rows if shown.grade in "AB"]
-    lines.append(f"grades A and B: {sum(graded):g} of {len(graded)} points")
-    return "\n".join(lines)
+    """One line per run, and the sum."""
+    lines = [f"{row.case:>5} {row.grade} {row.suite:<9} {row.effect:>5.0%} {files.one_line(row)}" for row in rows]
+    return "\n".join([*lines, _sum(rows)])
 
 
-def markdown(rows: Sequence[Row], cases: Sequence[Case]) -> str:
-    """SCOREBOARD.md."""
-    lines = ["# Scoreboard", "", "| case | what | grade | suite | points | said |", "|---|---|---|---|---:|---|"]
-    for shown in rows:
-        said = "; ".join(f"{s.cause} of {s.scope} {s.ranks}" for s in shown.said) or "nothing"
-        lines.append(f"| {shown.case} | {shown.title} | {shown.grade} | {shown.suite} | {shown.points:g} | {said} |")
-    return "\n".join(lines) + "\n"
+def _sum(rows: Sequence[Row]) -> str:
+    graded, doubtful = by_entry(rows, "AB"), by_entry(rows, "C")
+    controls = {row.case for row in rows if row.is_control and not row.not_run}
+    blamed = sorted({row.case for row in rows if row.is_blamed_control})
+    total = sum(graded.values())
+    share = f" ({total / len(graded):.1%})" if graded else ""
+    said = [f"{_number(total)} of {len(graded)} entries of grades A and B{share}"]
+    if doubtful:
+        said.append(f"{_number(sum(doubtful.values()))} of {len(doubtful)} of grade C")
+    said.append(f"{len(blamed)} of {len(controls)} controls blamed{': ' + ', '.join(blamed) if blamed else ''}")
+    return "; ".join(said)
+
+
+def _number(points: float) -> str:
+    return f"{points:.2f}".rstrip("0").rstrip(".")
+
+
+# SCOREBOARD.md.
+
+
+def of_files(paths: Sequence[Path], cases: Sequence[Case]) -> str:
+    """SCOREBOARD.md from files of results. What an earlier file holds of a case counts before a later one's."""
+    held = [files.read(path) for path in paths]
+    sessions = [session for one in held for session in one.sessions]
+    return markdown([row for one in held for row in one.rows], cases, sessions, read_misses(MISSES, cases))
+
+
+def read_misses(file: Path, cases: Sequence[Case]) -> dict[str, str]:
+    """Case -> why it is missed. Raises CaseError if the file does not say so."""
+    if not file.exists():
+        return {}
+    try:
+        listed = tomllib.loads(file.read_text(encoding="utf-8")).get("miss", [])
+        told = {str(item["case"]): str(item["why"]) for item in listed}
+    except (tomllib.TOMLDecodeError, KeyError, TypeError) as error:
+        raise CaseError(f"{file.name}: {type(error).__name__}: {error}; each [[miss]] has a case and a why") from None
+    strange = sorted(told.keys() - {case.id for case in cases})
+    if strange:
+        raise CaseError(f"{file.name}: no case is called {', '.join(strange)}")
+    return told
+
+
+def markdown(
+    rows: Sequence[Row],
+    cases: Sequence[Case],
+    sessions: Sequence[Session] = (),
+    misses: Mapping[str, str] | None = None,
+) -> str:
+    """The whole document."""
+    counted = by_case(rows)
+    parts = (
+        _head(rows, cases, counted),
+        _how(sessions),
+        _cases(rows, counted),
+        _misses(rows, counted, misses or {}),
+        _baselines(list(counted.values())),
+        _sizes(rows),
+        _stability(rows),
+        _confusion(list(counted.values())),
+        _calibration(rows),
+        _changed(cases),
+    )
+    return "# Scoreboard\n\n" + "\n".join("\n".join(part) + "\n" for part in parts if part)
+
+
+_RULES = (
+    "An entry's points are the mean over its cases, each at its nominal effect with a culprit drawn by chance; a case "
+    "counts only if ranks, function and cause are right and nobody else was blamed. The bar is 97.5 % of the points of "
+    "grades A and B and no control blamed. Grade C (nobody knows the true cause) is counted apart; there an "
+    '"unknown" with what was ruled out is half a point.'
+)
+_BY_RANKS = (
+    "with a window of steps, judged by ranks alone: whoever names only culprits is right, and where no rank is to "
+    "blame, whoever names nobody. eroica stands here by the same lenient rule. The rules get the window that eroica "
+    "chose; hangs have no window, and these rules have no answer to them."
+)
+
+
+def _cell(text: str) -> str:
+    shown = " ".join(text.split()).replace("|", "\\|")
+    return shown if len(shown) <= LONG else shown[: LONG - 1] + "…"
+
+
+def _head(rows: Sequence[Row], cases: Sequence[Case], counted: Mapping[str, Row]) -> list[str]:
+    lines = [f"**{_sum(list(counted.values()))}.**", ""]
+    lines.append(
+        f"{len({row.entry for row in counted.values()})} of the catalogue's {len({case.entry for case in cases})} "
+        f"entries ({len(counted)} of {len(cases)} cases) stand behind this. {_RULES}"
+    )
+    not_run: dict[str, list[str]] = {}
+    for row in rows:
+        if row.not_run and row.case not in counted and row.case not in not_run.get(row.not_run, []):
+            not_run.setdefault(row.not_run, []).append(row.case)
+    for why, of in not_run.items():
+        lines.append(f"\n**Not run** and not counted, since {why}: {', '.join(sorted(of))}.")
+    tried = counted.keys() | {case for of in not_run.values() for case in of}
+    missing = [case.id for case in cases if case.id not in tried]
+    if missing:
+        lines.append(f"\n**No result yet**, not counted: {', '.join(missing)}.")
+    broken = [row.case for row in counted.values() if row.problem]
+    if broken:
+        lines.append(f"\n**Without a valid run**, counted as missed: {', '.join(broken)}.")
+    return lines
+
+
+def _how(sessions: Sequence[Session]) -> list[str]:
+    if not sessions:
+        return []
+    lines = ["## How it was run", "", "| command | when | commit | machine |", "|---|---|---|---|"]
+    for one in sessions:
+        told = "; ".join(f"{name} {value}" for name, value in one.machine.items())
+        lines.append(f"| `{one.command}` | {one.started} | {one.commit} | {told.replace('|', '/')} |")
+    return lines
+
+
+def _result(row: Row) -> str:
+    if row.problem:
+        return "no result"
+    if row.points == 1:
+        return "silent" if row.is_control else "right"
+    return "blamed" if row.false_blames else "half" if row.points else "missed"
+
+
+def _findings(row: Row) -> str:
+    if row.problem:
+        return row.problem
+    told = [f"{said.cause} of {said.scope} {said.ranks}".strip() + (f", {said.function}" if said.function else "")
+            for said in row.said]  # fmt: skip
+    return "; ".join(dict.fromkeys(told)) or row.verdict or "nothing"
+
+
+def _cases(rows: Sequence[Row], counted: Mapping[str, Row]) -> list[str]:
+    seconds = sum(row.seconds for row in counted.values())
+    delays = [row.to_diagnosis_s for row in counted.values() if row.to_diagnosis_s is not None]
+    lines = ["## Cases", ""]
+    when = f"; from onset to the right answer {statistics.median(delays):.0f} s in the median" if delays else ""
+    lines += [f"{len(counted)} runs in {seconds / 60:.0f} minutes{when}. *effect*: cost of the fault as a share of the "
+              "step. *s*: seconds of the run. *told*: seconds from the onset to the right answer.", ""]  # fmt: skip
+    lines += [
+        "| case | what | grade | suite | effect | result | said | s | told |",
+        "|---|---|---|---|---:|---|---|---:|---:|",
+    ]
+    for row in counted.values():
+        effect = "-" if row.is_control else f"{row.effect:.0%}"
+        told = "-" if row.to_diagnosis_s is None else f"{row.to_diagnosis_s:.0f}"
+        lines.append(
+            f"| {row.case} | {_cell(row.title)} | {row.grade} | {row.suite} | {effect} | {_result(row)} "
+            f"| {_cell(_findings(row))} | {row.seconds:.0f} | {told} |"
+        )
+    return lines
+
+
+def _misses(rows: Sequence[Row], counted: Mapping[str, Row], misses: Mapping[str, str]) -> list[str]:
+    missed: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.points < 1 and not row.not_run and (row.is_nominal or row is counted.get(row.case)):
+            missed.setdefault(row.case, []).append(row)
+    lines = ["## Misses", ""]
+    if not missed:
+        return [*lines, "None at nominal effect."]
+    lines += ["At nominal effect, repetitions included.", ""]
+    for case, of in sorted(missed.items()):
+        every = sum(row.case == case and row.is_nominal and not row.not_run for row in rows) or len(of)
+        wrong = "; ".join(dict.fromkeys(_cell(files.one_line(row).partition(": ")[2] or _result(row)) for row in of))
+        why = misses.get(case, "**not explained yet**")
+        lines.append(f"- **{case}** {of[0].title} ({len(of)} of {every} runs): {wrong}. *Why*: {why}")
+    return lines
+
+
+def _baselines(counted: Sequence[Row]) -> list[str]:
+    """By ranks alone, so that rules that tell no causes can be compared."""
+    names = list(dict.fromkeys(name for row in counted for name in row.baselines))
+    asked = [row for row in counted if any(said != "-" for said in row.baselines.values())]
+    if not asked:
+        return []
+    lines = [
+        "## The same windows by simpler rules",
+        "",
+        f"{len(asked)} cases {_BY_RANKS}",
+        "",
+        "| rule | somebody to blame: right | wrong | nobody named | nobody to blame: silent | wrong |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    said: dict[str, dict[str, str]] = {"**eroica**": {row.case: row.by_ranks for row in asked}}
+    said |= {name: {row.case: row.baselines.get(name, "-") for row in asked} for name in names}
+    somebody = {row.case for row in asked if row.anybody}
+    for name, by in said.items():
+        counts = Counter((case in somebody, word.partition(":")[0]) for case, word in by.items())
+        named, others = (counts[True, word] for word in ("wrong", "nobody")), len(by) - len(somebody)
+        cells = [f"{counts[True, 'right']} of {len(somebody)}", *map(str, named)]
+        cells += [f"{counts[False, 'right']} of {others}", str(counts[False, "wrong"])]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    short = {name: name.partition(" (")[0] for name in names}
+    lines += [
+        "",
+        "| case | eroica | " + " | ".join(short[name] for name in names) + " |",
+        "|---|" + "---|" * (len(names) + 1),
+    ]
+    for row in asked:
+        cells = [row.by_ranks, *(row.baselines.get(name, "-") for name in names)]
+        lines.append(f"| {row.case} | " + " | ".join(_cell(cell) for cell in cells) + " |")
+    return lines
+
+
+def _sizes(rows: Sequence[Row]) -> list[str]:
+    """Where detection begins."""
+    swept = [row for row in rows if row.effect and not row.is_control and not row.not_run and not row.problem]
+    if len({row.effect for row in swept}) < 2:
+        return []
+    lines = ["## Against the size of the fault", "", "All runs with a fault, of sweeps and repetitions too.", ""]
+    lines += ["| effect | runs | points | blamed innocents | missed |", "|---|---:|---:|---:|---|"]
+    low = 0.0
+    for high in (*SIZES, float("inf")):
+        of = [row for row in swept if low < row.effect <= high]
+        if of:
+            name = f"to {high:.0%}" if high < float("inf") else f"over {low:.0%}"
+            points = sum(row.points for row in of)
+            blamed = sum(bool(row.false_blames) for row in of)
+            missed = Counter(row.case for row in of if row.points < 1)
+            told = ", ".join(case if n == 1 else f"{case} ({n})" for case, n in sorted(missed.items())) or "-"
+            lines.append(f"| {name} | {len(of)} | {_number(points)} ({points / len(of):.0%}) | {blamed} | {told} |")
+        low = high
+    return lines
+
+
+def _stability(rows: Sequence[Row]) -> list[str]:
+    """How often a case comes out the same."""
+    runs: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.is_nominal and not row.not_run:
+            runs.setdefault(row.case, []).append(row)
+    often = {case: of for case, of in sorted(runs.items()) if len(of) > 1}
+    if not often:
+        return []
+    always = sum(all(row.points == 1 for row in of) for of in often.values())
+    never = sum(all(row.points < 1 for row in of) for of in often.values())
+    lines = ["## Stability", "", f"Of {len(often)} cases that ran more than once at nominal effect, {always} were "
+             f"right each time, {never} never. Seeds and culprits differ from run to run.", ""]  # fmt: skip
+    lines += ["| case | suite | right | to the answer (s) |", "|---|---|---:|---|"]
+    for case, of in often.items():
+        delays = [row.to_diagnosis_s for row in of if row.to_diagnosis_s is not None]
+        told = f"{min(delays):.0f} to {max(delays):.0f}" if delays else "-"
+        lines.append(f"| {case} | {of[0].suite} | {sum(row.points == 1 for row in of)} of {len(of)} | {told} |")
+    return lines
+
+
+def _confusion(counted: Sequence[Row]) -> list[str]:
+    """What was said for each cause."""
+    right: Counter[str] = Counter()
+    total: Counter[str] = Counter()
+    instead: dict[str, Counter[str]] = {}
+    for row in counted:
+        wrong = [said.cause for said in row.said if not said.right] or ["nothing"]
+        if row.is_control:
+            total["(nothing)"] += 1
+            right["(nothing)"] += row.points == 1
+            if row.points < 1:
+                instead.setdefault("(nothing)", Counter()).update(set(wrong))
+        found = row.found or (False,) * len(row.causes)
+        for causes, hit in zip(row.causes, found, strict=False):
+            total[causes] += 1
+            right[causes] += hit
+            if not hit:
+                instead.setdefault(causes, Counter()).update(set(wrong))
+    lines = ["## By cause", "", "*Instead*: what was said where the fault was not found.", ""]
+    lines += ["| true cause | faults | found | instead |", "|---|---:|---:|---|"]
+    for cause in sorted(total):
+        said = ", ".join(f"{name} ({n})" for name, n in instead.get(cause, Counter()).most_common()) or "-"
+        lines.append(f"| {cause.replace('/', ' or ')} | {total[cause]} | {right[cause]} | {said} |")
+    return lines
+
+
+def _calibration(rows: Sequence[Row]) -> list[str]:
+    """Whether the words for confidence mean what they say."""
+    told = [said for row in rows if not row.problem for said in row.said]
+    if not told:
+        return []
+    lines = [
+        "## How sure it said it was",
+        "",
+        "Findings of all runs. *neither*: advice, or a second word on a culprit.",
+        "",
+    ]
+    lines += [
+        "| confidence | findings | right | neither | false blame | right of those that count |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for word in (*WORDS, *sorted({said.confidence for said in told} - set(WORDS))):
+        of = [said for said in told if said.confidence == word]
+        if of:
+            right, blames = sum(said.right for said in of), sum(said.blames for said in of)
+            share = f"{right / (right + blames):.0%}" if right + blames else "-"
+            lines.append(f"| {word} | {len(of)} | {right} | {len(of) - right - blames} | {blames} | {share} |")
+    return lines
+
+
+def _changed(cases: Sequence[Case]) -> list[str]:
+    grown = [(case.id, why) for case in cases for why in case.changed]
+    lines = ["## Answers that grew after a miss", ""]
+    if not grown:
+        return [*lines, "None: every answer stands as it was before the rules that must give it."]
+    return lines + [f"- **{case}**: {why}" for case, why in grown]
