@@ -47,7 +47,7 @@ def diagnosed(*paths: Path, **more: Any) -> Diagnosis:
 
 def test_a_folder_is_diagnosed_by_the_ranks_in_it(folder: Path, slow_input: Cluster) -> None:
     made = diagnosed(folder, job="night run")
-    assert made.verdict.cause == "input_pipeline" and made.verdict.ranks == str(*slow_input.culprits)
+    assert made.verdict.cause == "input_pipeline" and made.verdict.ranks == str(*slow_input.truth.culprits)
     assert made.job == "night run" and made.coverage.missing_ranks == "" and made.created
 
 

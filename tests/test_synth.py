@@ -73,7 +73,7 @@ def test_answers_use_the_words_of_the_contract_only() -> None:
 def test_each_fault_makes_the_iteration_longer_by_the_wanted_share(case: Case, effect: float) -> None:
     made = cluster(case, effect=effect, seed=3)
     assert made.growth == pytest.approx(effect * len(case.faults), rel=0.04)
-    injected = sum(expected.cost_s for expected in made.expected)
+    injected = sum(expected.cost_s or 0.0 for expected in made.expected)
     assert injected == pytest.approx(made.iteration_s - made.healthy_iteration_s, rel=0.05)
 
 
