@@ -584,9 +584,10 @@ class Agent:
                 self._bus.publish(bus.Summarized(window=window.window, rank=rank, summary=None, problem=problem))
 
 
-def _history(entry: _Rank, shift_ns: int) -> History:
-    """`shift_ns`: from CLOCK_MONOTONIC to the wall clock."""
-    laps = list(entry.watch.iterations)[-MOST_LAPS - 1 :]
+def history_of(watch: Watch, spans: Sequence[Record], environment: Mapping[str, object], shift_ns: int) -> History:
+    """What a rank tells with its capture. `spans`: garbage collections and phases that are over; `shift_ns`: from
+    CLOCK_MONOTONIC to the wall clock."""
+    laps = list(watch.iterations)[-MOST_LAPS - 1 :]
     since_ns = laps[0].start_ns if laps else 0
     return History(
         laps=tuple(
@@ -595,11 +596,15 @@ def _history(entry: _Rank, shift_ns: int) -> History:
         ),
         spans=tuple(
             Span(_span_name(record), record.step, record.begin_ns + shift_ns, record.duration_ns or 0)
-            for record in entry.spans
+            for record in spans
             if record.begin_ns >= since_ns
         ),
-        environment=merged(entry.notes),
+        environment=environment,
     )
+
+
+def _history(entry: _Rank, shift_ns: int) -> History:
+    return history_of(entry.watch, list(entry.spans), merged(entry.notes), shift_ns)
 
 
 def _groups(notes: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:

@@ -205,34 +205,14 @@ class _Watcher:
             return
         if window.training != self._training:
             self._baseline, self._training = None, window.training
-        stacked = stack(list(window.summaries.values()))
-        context = replace(
-            context_of(
-                window.histories,
-                window.counters,
-                window.problems,
-                window.cause,
-                range(window.start, window.start + window.num_steps),
-            ),
-            job=self._plan.job,
-            created=_now(),
-            version=__version__,
-            trigger=window.trigger,
-            baseline=self._baseline,
-            notes=window.notes,
-        )
-        diagnosis, detail = diagnose_in_detail(stacked, context)
+        judged = judge(window, self._baseline, job=self._plan.job, created=_now())
         if window.trigger == "baseline":
-            self._baseline = stacked
-        is_cut = diagnosis.kind == "no_data" and (window.trigger == "baseline" or GONE in window.problems.values())
-        is_nothing = is_cut or (window.cause is not None and diagnosis.kind == "healthy" and _is_back(diagnosis))
-        # Nobody asked for the first window. What it shows is told if it costs as much as a slowdown would have to.
-        is_nothing = is_nothing or (window.trigger == "baseline" and 0 < _cost(diagnosis) < EFFECT)
-        if not is_nothing:
-            self._keep(window, diagnosis)
+            self._baseline = judged.stacked
+        if judged.is_news:
+            self._keep(window, judged.diagnosis)
         shutil.rmtree(self._folder / "captures" / str(window.number), ignore_errors=True)
-        if not is_nothing:
-            self._report(diagnosis, detail, window.cause, window.number)
+        if judged.is_news:
+            self._report(judged.diagnosis, judged.detail, window.cause, window.number)
 
     def _on_look(self, look: Look) -> bool:
         if look.trigger is None and _were_ended(look):
@@ -305,6 +285,43 @@ class _Watcher:
         if text not in self._said:
             self._said.add(text)
             self._say(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A window, diagnosed."""
+
+    diagnosis: Diagnosis
+    detail: Detail
+    stacked: Stacked
+    is_news: bool
+    """Somebody is to be told."""
+
+
+def judge(window: Window, baseline: Stacked | None, *, job: str, created: str) -> Judged:
+    """The diagnosis of a window that has summaries, and whether it is told."""
+    stacked = stack(list(window.summaries.values()))
+    context = replace(
+        context_of(
+            window.histories,
+            window.counters,
+            window.problems,
+            window.cause,
+            range(window.start, window.start + window.num_steps),
+        ),
+        job=job,
+        created=created,
+        version=__version__,
+        trigger=window.trigger,
+        baseline=baseline,
+        notes=window.notes,
+    )
+    diagnosis, detail = diagnose_in_detail(stacked, context)
+    is_cut = diagnosis.kind == "no_data" and (window.trigger == "baseline" or GONE in window.problems.values())
+    is_nothing = is_cut or (window.cause is not None and diagnosis.kind == "healthy" and _is_back(diagnosis))
+    # Nobody asked for the first window. What it shows is told if it costs as much as a slowdown would have to.
+    is_nothing = is_nothing or (window.trigger == "baseline" and 0 < _cost(diagnosis) < EFFECT)
+    return Judged(diagnosis, detail, stacked, not is_nothing)
 
 
 def _cost(diagnosis: Diagnosis) -> float:
