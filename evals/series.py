@@ -34,7 +34,7 @@ from eroica.pattern import Stacked
 from eroica.ring import Record
 from evals.catalogue import Case, CaseError
 from evals.made import Made
-from evals.truth import Expected, Truth
+from evals.truth import Expected, Place, Truth
 
 START_NS = 3_600_000_000_000
 """CLOCK_MONOTONIC at the first step."""
@@ -399,11 +399,12 @@ def watched(plan: Plan, seed: int) -> Watched:
         return _Play(plan, random.Random(seed), Path(name)).run()
 
 
-def made(case: Case, plan: Plan, told: Watched, ranks: Sequence[int] = ()) -> Made:
-    """What a case gives back: the product's words and the truth, one answer for each fault, all on the same ranks."""
+def made(case: Case, plan: Plan, told: Watched, ranks: Sequence[int] = (), places: Sequence[Place] = ()) -> Made:
+    """What a case gives back: the product's words and the truth, each fault on the same ranks and places."""
     hosts = tuple(plan.host(rank) for rank in range(plan.num_ranks))
     blamed = frozenset(ranks)
-    faults = tuple(Expected(answer, blamed, frozenset(hosts[rank] for rank in blamed)) for answer in case.faults)
+    named = frozenset(hosts[rank] for rank in blamed)
+    faults = tuple(Expected(answer, blamed, named, places=tuple(places)) for answer in case.faults)
     return Made(truth=Truth(hosts=hosts, faults=faults, tolerated=case.tolerated), diagnoses=told.diagnoses)
 
 
