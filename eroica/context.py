@@ -103,6 +103,9 @@ class Context:
     baseline: Stacked | None = None
     """The same job when it was healthy."""
     environment: Mapping[str, Any] = field(default_factory=dict)
+    """"common": what all ranks have; "differences": who differs in what."""
+    baseline_environment: Mapping[str, Any] = field(default_factory=dict)
+    """The same of the healthy past."""
     notes: tuple[str, ...] = ()
     """What happened on the way here: files left out, ranks numbered by hand."""
     partial_ranks: tuple[int, ...] = ()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -145,6 +145,31 @@ def piece_of(
         op_work=np.array([o[4] for o in ops], np.int64),
         op_occupancy=np.full(len(ops), np.nan),
     )
+
+
+LAUNCH_CALL_NS = 6_000.0
+"""What a launch call that waits adds to its kernel: the latency of the launch and of noticing the end."""
+
+
+def blocked(piece: Piece) -> Piece:
+    """The piece where each launch call lasts until its kernel is done. Communication, whose kernel is not in the piece,
+    is one call."""
+    if (piece.launch >= 0).any() and not len(piece.op_ns):
+        call = piece.launch >= 0
+        return replace(piece, start=np.where(call, 0.0005, piece.start * 0.0004),
+                       end=np.where(call, 0.9995, 1.0 - (1.0 - piece.end) * 0.0004))  # fmt: skip
+    kernel = piece.op_category == Category.KERNEL
+    longer = np.where(kernel, piece.op_ns + LAUNCH_CALL_NS, 0.0)
+    order = np.argsort(piece.op_at, kind="stable")
+    at, total = piece.op_at[order], np.append(0.0, np.cumsum(longer[order]))
+    host_ns = piece.host_ns + float(total[-1])
+
+    def later(share: Float64s) -> Float64s:
+        # A launch pushes back all that comes after its own beginning.
+        moved: Float64s = (share * piece.host_ns + total[np.searchsorted(at, share, "left")]) / host_ns
+        return moved
+
+    return replace(piece, host_ns=host_ns, start=later(piece.start), end=later(piece.end), op_at=later(piece.op_at))
 
 
 def base_path(name: str) -> Path:

@@ -25,8 +25,8 @@ class Fault:
     transform: str
     """Name in `evals.faults.TRANSFORMS`."""
     culprits: str
-    """Who is drawn: one, two, quarter (an eighth of the ranks, at least two), socket, host, link, rotating, last_stage
-    (one replica), all."""
+    """Who is drawn: one, two, quarter (an eighth of the ranks, at least two), socket, host, link, edge (two devices of
+    one host), rotating, middle_stage, last_stage (one replica), all."""
     answer: Answer
 
 
@@ -39,7 +39,7 @@ class Case:
     """Entry of the fault catalogue that this follows; "" = none."""
     text: str
     layout: str
-    """Parallelism, see `evals.layouts.LAYOUTS`: dp, tp_dp, hsdp, pp_dp, ep_dp."""
+    """Parallelism, see `evals.layouts.LAYOUTS`: dp, tp_dp, hsdp, mesh, pp_dp, pp_1f1b, ep_dp."""
     faults: tuple[Fault, ...] = ()
     counters: bool = False
     """Hardware counters come with the traces."""
@@ -47,7 +47,8 @@ class Case:
     """Traces of the same job when healthy come along."""
     effects: tuple[float, ...] = EFFECTS
     extras: frozenset[str] = frozenset()
-    """Harmless peculiarities: models, power_cap, heavy_last_stage, harmless_sync, hiccup."""
+    """Harmless peculiarities: models, power_cap, heavy_last_stage, harmless_sync (of one rank), harmless_syncs (of
+    all), first_compile, hiccup."""
     tolerated: tuple[Answer, ...] = ()
     """Findings that are neither asked for nor a false blame (advice on structure)."""
 

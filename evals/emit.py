@@ -76,8 +76,9 @@ class Template:
     step_row: int
 
     @classmethod
-    def of(cls, base: Base, program: Program) -> Template:
-        """Concatenate the templates of all items and the frames that span them, outermost first."""
+    def of(cls, base: Base, program: Program, blocking: bool = False) -> Template:
+        """Concatenate the templates of all items and the frames that span them, outermost first. `blocking`: of a rank
+        whose launch calls wait for their kernels."""
         names: Names = base.names
         rows: list[tuple[int, int, float, float, int, int, int]] = []
         last = len(program.items) - 1
@@ -85,16 +86,14 @@ class Template:
         if base.stacks:
             step = names["/workspace/train/train.py(61): train_step"]
             rows.append((0, last, 0.0, 1.0, step, Category.PYTHON, MAIN))
-            threads = [bool((item.piece.thread == AUTOGRAD).any()) for item in program.items]
-            autograd = np.flatnonzero(threads)
-            a, b = int(autograd[0]), int(autograd[-1])
-            for text in (
-                "torch/_tensor.py(625): backward",
-                "torch/autograd/__init__.py(354): backward",
-                "torch/autograd/graph.py(849): _engine_run_backward",
-                "<built-in method run_backward of torch._C._EngineBase object at 0x7f4be0b3c4d0>",
-            ):
-                rows.append((a, b, 0.0, 1.0, names[text], Category.PYTHON, MAIN))
+            for a, b in _backward_calls(program):
+                for text in (
+                    "torch/_tensor.py(625): backward",
+                    "torch/autograd/__init__.py(354): backward",
+                    "torch/autograd/graph.py(849): _engine_run_backward",
+                    "<built-in method run_backward of torch._C._EngineBase object at 0x7f4be0b3c4d0>",
+                ):
+                    rows.append((a, b, 0.0, 1.0, names[text], Category.PYTHON, MAIN))
             where = {item.base_piece: n for n, item in enumerate(program.items) if item.base_piece >= 0}
             for frame in base.frames:
                 first, final = frame.start, frame.end
@@ -107,7 +106,7 @@ class Template:
         op_first, num_ops = [], 0
         communication = names["record_param_comms"]
         for n, item in enumerate(program.items):
-            piece = item.piece
+            piece = item.blocked if blocking and item.blocked is not None else item.piece
             op_first.append(num_ops)
             parts["item"].append(np.full(len(piece.name), n))
             for key in ("start", "end", "name", "category", "thread", "work"):
@@ -131,6 +130,19 @@ class Template:
             num_ops=num_ops,
             step_row=0,
         )
+
+
+def _backward_calls(program: Program) -> list[tuple[int, int]]:
+    """First and last item of each stretch that the autograd thread works through without the main thread."""
+    calls: list[tuple[int, int]] = []
+    for n, item in enumerate(program.items):
+        if not (item.piece.thread == AUTOGRAD).any():
+            continue
+        if calls and all((program.items[k].piece.thread != MAIN).all() for k in range(calls[-1][1] + 1, n)):
+            calls[-1] = (calls[-1][0], n)
+        else:
+            calls.append((n, n))
+    return calls
 
 
 class _Rows:
@@ -259,7 +271,7 @@ def emit(base: Base, program: Program, plan: Plan, times: Times, template: Templ
             if comm.kind not in _DEEP_EP:
                 told.append((kernels, np.full(len(on), n), on))
         elif len(item.piece.op_ns):
-            piece = item.piece
+            piece = item.blocked if plan.blocking[rank] and item.blocked is not None else item.piece
             began, ended = kernel_times(
                 piece, plan.factor[n, rank, 1:][on], host[n, on], length[n, on], times.free[n, rank, 1:][on]
             )

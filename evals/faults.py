@@ -138,6 +138,59 @@ def allocator(program: Program, plan: Plan, culprits: Int64s, magnitude: float, 
     _planted_pause(program, plan, culprits, magnitude, "malloc", "malloc")
 
 
+def autotune(program: Program, plan: Plan, culprits: Int64s, magnitude: float, rng: Random) -> None:
+    """Some inputs have a new size, for which the library tries all its kernels: in one step of three on all ranks,
+    where batches are padded for all alike (`culprits` are all), else in two of three on ranks that change."""
+    ranks, iterations = plan.host_ns.shape[1:]
+    nominal = sum(item.piece.op_ns.sum() for item in program.items)
+    search, (trials,) = program.find("tune_wait", "tune"), program.find("tune")
+    own = program.items[trials].piece.host_ns
+    for i in range(iterations):
+        if i % 3 == 0 or (i % 3 == 1 and len(culprits)):
+            continue
+        met = culprits if len(culprits) else rng.choice(ranks, max(1, ranks // 4), replace=False)
+        plan.active[program.find("conv"), met, i] = False
+        for n in search:
+            plan.active[n, met, i] = True
+        took = magnitude * nominal * np.exp(rng.normal(0.0, 0.05, len(met)))
+        plan.host_ns[trials, met, i] = took
+        plan.factor[trials, met, i] = took / own
+
+
+def edge_slow(program: Program, plan: Plan, culprits: Int64s, magnitude: float, rng: Random) -> None:
+    """Transfers of the groups within one host that hold all culprits (the two ends of a link) take longer."""
+    del rng
+    ends = {int(r) for r in culprits}
+    hit = {
+        index: ends <= set(group.ranks) and len({int(program.hosts[r]) for r in group.ranks}) == 1
+        for index, group in enumerate(program.groups)
+    }
+    _slow_transfers(program, plan, hit, magnitude)
+
+
+def reductions_exposed(program: Program, plan: Plan, culprits: Int64s, magnitude: float, rng: Random) -> None:
+    """Gradients are reduced as before, but the backward pass waits for each bucket. The size is the layout's."""
+    del culprits, magnitude, rng
+    for n in program.find("comm"):
+        comm = program.items[n].comm
+        assert comm is not None
+        plan.exposed[n] = not comm.blocks.any()
+
+
+def launches_block(program: Program, plan: Plan, culprits: Int64s, magnitude: float, rng: Random) -> None:
+    """Each launch call waits for its kernel. What that costs depends on how long kernels are."""
+    del magnitude, rng
+    plan.blocking[culprits] = True
+    for n, item in enumerate(program.items):
+        if item.blocked is not None and item.comm is None:
+            # Host and device in one rhythm: the one waits for the other anyway.
+            relative = plan.factor[n, culprits] / program.stretch[n, culprits][:, None]
+            plan.host_ns[n, culprits] = item.blocked.host_ns * relative
+
+
+FIXED = frozenset({"reductions_exposed", "launches_block"})
+"""Transforms without a magnitude: the job around them makes their effect large or small."""
+
 TRANSFORMS: Mapping[str, Callable[[Program, Plan, Int64s, float, Random], None]] = {
     "gpu_slow": gpu_slow,
     "input_slow": input_slow,
@@ -150,6 +203,10 @@ TRANSFORMS: Mapping[str, Callable[[Program, Plan, Int64s, float, Random], None]]
     "everything": everything,
     "sync_gap": sync_gap,
     "allocator": allocator,
+    "autotune": autotune,
+    "edge_slow": edge_slow,
+    "reductions_exposed": reductions_exposed,
+    "launches_block": launches_block,
 }
 
 
@@ -170,6 +227,8 @@ def calibrate(transform: str, program: Program, plan: Plan, culprits: Int64s, ef
 
     Raises ValueError if no magnitude up to 1,000 reaches it.
     """
+    if transform in FIXED:
+        return 1.0
     healthy = mean_iteration_ns(program, plan)
 
     def growth(magnitude: float) -> float:
@@ -214,6 +273,15 @@ def draw_culprits(kind: str, program: Program, taken: Bools, rng: Random) -> npt
         block = 2 * int(rng.integers((int(hosts[-1]) + 1) // 2))
         ends = [np.flatnonzero(hosts == block + side)[:2] for side in (0, 1)]
         return np.concatenate(ends)
+    if kind == "edge":
+        pairs = [g.ranks for g in program.groups if len(g.ranks) == 2 and hosts[g.ranks[0]] == hosts[g.ranks[1]]]
+        if pairs:
+            return np.array(pairs[int(rng.integers(len(pairs)))], np.int64)
+        first = int(rng.choice(np.flatnonzero(hosts[:-1] == hosts[1:])))
+        return np.array([first, first + 1], np.int64)
+    if kind == "middle_stage":
+        inner = (program.stage > 0) & (program.stage < program.stage.max())
+        return np.sort(rng.choice(np.flatnonzero(inner), 1))
     if kind == "last_stage":
         return np.sort(rng.choice(np.flatnonzero(program.stage == program.stage.max()), 1))
     if kind in ("rotating", "all"):

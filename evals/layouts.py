@@ -18,10 +18,14 @@ from eroica.trace import Bools, Category, CollectiveKind, Int32s
 from evals.base import AUTOGRAD, MAIN, Base, Names, Piece, piece_of
 from evals.program import Comm, Item, Program
 
-LAYOUTS = {"dp": 4, "tp_dp": 4, "hsdp": 4, "pp_dp": 1, "ep_dp": 4}
+LAYOUTS = {"dp": 4, "tp_dp": 4, "hsdp": 4, "mesh": 4, "pp_dp": 1, "pp_1f1b": 1, "ep_dp": 4}
 """Layout -> pieces that the base is cut into."""
 STAGES = 4
-MICROBATCHES = 4
+MICROBATCHES = {"pp_dp": 4, "pp_1f1b": 8}
+BUCKET_SHARE = 0.04
+"""Transfer of one gradient bucket of plain data parallelism, as a share of the iteration's compute."""
+MAY_BE_PLANTED = frozenset({"gc", "gap_sync", "gap", "malloc", "harmless_sync", "tune_wait", "tune", "compile"})
+"""Labels of items that only a fault (or a harmless peculiarity) switches on."""
 
 
 def _input(base: Base, forward_ns: float) -> Piece:
@@ -140,6 +144,60 @@ def comm_piece(base: Base, kind: CollectiveKind, thread: int) -> Piece:
     return replace(piece, launch=launch)
 
 
+def _convolution(base: Base, *, searches: bool) -> tuple[Piece, Piece]:
+    """A convolution of the model, and the same where the vendor's library first tries all its kernels on a new shape:
+    what waits for the device before it, and the trials."""
+    library = "aten::miopen_convolution" if base.amd else "aten::cudnn_convolution"
+    frames = [("/workspace/train/model.py(57): forward", Category.PYTHON, 0.0, 1.0)] if base.stacks else []
+    outer = [*frames, *((op, Category.CPU_OP, 0.0002 * k, 1 - 0.0002 * k) for k, op in enumerate(_CONVOLUTION, 1))]
+    outer.append((library, Category.CPU_OP, 0.001, 0.999))
+    usual = "sm90_xmma_fprop_implicit_gemm_bf16f32_bf16f32_f32_nhwckrsc_nhwc_tilesize128x128x64_cudnn"
+    launch = _runtime(base, "LaunchKernel")
+    if not searches:
+        kernel = (usual, Category.KERNEL, 0.01 * base.forward_ns, 0.51, 264)
+        events = [*outer, (launch, Category.RUNTIME, 0.5, 0.7)]
+        return piece_of(base.names, 40_000.0, events, ops=[kernel], launches=[len(outer)]), _nothing(base)
+    wait = [*outer, (_runtime(base, "DeviceSynchronize"), Category.RUNTIME, 0.002, 0.998)]
+    trials, ops, launches = list(outer), [], []
+    for k in range(TRIALS):
+        a, width = 0.002 + 0.996 * k / TRIALS, 0.996 / TRIALS
+        if k % 4 == 0:
+            # Each plan asks for a workspace of its own; what the allocator has no block for goes to the device.
+            trials.append((_runtime(base, "Malloc"), Category.RUNTIME, a + 0.01 * width, a + 0.24 * width))
+        launches.append(len(trials))
+        trials.append((launch, Category.RUNTIME, a + 0.25 * width, a + 0.27 * width))
+        trials.append((_runtime(base, "EventRecord"), Category.RUNTIME, a + 0.28 * width, a + 0.29 * width))
+        trials.append((_runtime(base, "EventSynchronize"), Category.RUNTIME, a + 0.30 * width, a + 0.98 * width))
+        name = f"sm90_xmma_fprop_implicit_gemm_bf16f32_nhwc_tilesize{64 << k % 3}x{32 << k % 4}x{16 << k // 12}_cudnn"
+        ops.append((name, Category.KERNEL, 0.68 * width * TRIALS_NS, a + 0.26 * width, 100 + 10 * k))
+    ends = [(_runtime(base, "Free"), Category.RUNTIME, 0.9985, 0.9988)]
+    return piece_of(base.names, 20_000.0, wait), piece_of(
+        base.names, TRIALS_NS, [*trials, *ends], ops=ops, launches=launches
+    )
+
+
+_CONVOLUTION = ("aten::conv2d", "aten::convolution", "aten::_convolution")
+TRIALS = 20
+"""Kernels that a search tries."""
+TRIALS_NS = 1e6
+"""Host time of a search before a fault sets it."""
+
+
+def _nothing(base: Base) -> Piece:
+    return piece_of(base.names, 0.0, [])
+
+
+def _compile(base: Base) -> Piece:
+    """A stage's first step: the compiler's frames, no device work."""
+    events = [
+        ("torch/_dynamo/convert_frame.py(1213): __call__", Category.PYTHON, 0.0, 1.0),
+        ("torch/_dynamo/convert_frame.py(688): compile_inner", Category.PYTHON, 0.001, 0.999),
+        ("torch/_inductor/compile_fx.py(1850): compile_fx", Category.PYTHON, 0.1, 0.98),
+        ("torch/_inductor/codecache.py(3080): load", Category.PYTHON, 0.5, 0.97),
+    ]
+    return piece_of(base.names, 0.0, events if base.stacks else [("torchdynamo", *events[0][1:])])
+
+
 def fault_pieces(base: Base) -> dict[str, list[Item]]:
     """Items that only faults switch on, by label; they sit between two pieces of the forward pass."""
     names: Names = base.names
@@ -154,7 +212,14 @@ def fault_pieces(base: Base) -> dict[str, list[Item]]:
         pairs.append(("aten::empty", Category.CPU_OP, a + 0.001, a + 0.248))
         pairs.append((malloc, Category.RUNTIME, a + 0.002, a + 0.15))
         pairs.append((free, Category.RUNTIME, a + 0.152, a + 0.247))
+    usual, _ = _convolution(base, searches=False)
+    wait, trials = _convolution(base, searches=True)
     return {
+        "autotune": [Item("conv", usual), Item("tune_wait", wait, drains=True), Item("tune", trials)],
+        "compile": [
+            Item("compile", _sync(base, "/workspace/train/pipeline.py(77): receive_shape"), drains=True),
+            Item("compile", _compile(base)),
+        ],
         "gc_frame": [Item("gc", gc)],
         "gc": [Item("gc", hole)],
         "sync_gap": [
@@ -165,9 +230,16 @@ def fault_pieces(base: Base) -> dict[str, list[Item]]:
     }
 
 
-def build(base: Base, layout: str, world_size: int, ranks_per_host: int, planted: str | None) -> Program:
+def build(
+    base: Base,
+    layout: str,
+    world_size: int,
+    ranks_per_host: int,
+    planted: str | None,
+    bucket_share: float = BUCKET_SHARE,
+) -> Program:
     """The program of a layout. `planted`: key of `fault_pieces` whose items are put (inactive) into the forward pass,
-    or harmless_sync, which sits behind the backward pass.
+    or harmless_sync, which sits behind the backward pass. `bucket_share`: of plain data parallelism.
 
     Raises ValueError for a world size that the layout cannot split.
     """
@@ -226,12 +298,13 @@ def build(base: Base, layout: str, world_size: int, ranks_per_host: int, planted
             items.append(Item("forward", piece, base_piece=k))
         for piece in base.backward:
             items.append(Item("backward", piece))
-            items.append(comm(CollectiveKind.ALL_REDUCE, world, 0.04, AUTOGRAD, 20, False))
+            items.append(comm(CollectiveKind.ALL_REDUCE, world, bucket_share, AUTOGRAD, 20, False))
     elif layout == "tp_dp":
         width = min(8, ranks_per_host)
         tensor = split(ranks // width, "TENSOR_MODEL_PARALLEL_GROUP")
         data = split(ranks % width, "DATA_PARALLEL_GROUP")
         for k, piece in enumerate(base.forward):
+            items += faults if k == max(half, 1) else []
             items.append(Item("forward", piece, base_piece=k))
             items.append(comm(CollectiveKind.ALL_REDUCE, tensor, 0.01, MAIN, 20, True))
         for piece in base.backward:
@@ -247,6 +320,7 @@ def build(base: Base, layout: str, world_size: int, ranks_per_host: int, planted
         # Tokens in the global batch, as trainers count them after the fetch: all ranks meet between input and forward.
         items.append(comm(CollectiveKind.ALL_REDUCE, world, 0.001, MAIN, 20, True))
         for k, piece in enumerate(base.forward):
+            items += faults if k == max(half, 1) else []
             items.append(comm(CollectiveKind.ALL_GATHER, shard, 0.012, MAIN, 20, True))
             items.append(Item("forward", piece, base_piece=k))
         for piece in base.backward:
@@ -256,6 +330,20 @@ def build(base: Base, layout: str, world_size: int, ranks_per_host: int, planted
             items.append(comm(CollectiveKind.ALL_REDUCE, replicate, 0.02, AUTOGRAD, 28, False))
         # The gradient norm: without it ranks of different local index would never wait for each other.
         items.append(replace(comm(CollectiveKind.ALL_REDUCE, world, 0.001, MAIN, 20, True), joins=True))
+    elif layout == "mesh":
+        # Two dimensions within a host, each of pairs of devices, so that a pair of a group is one link.
+        tensor = split(ranks // 2, "mesh_tp")
+        context = split(ranks // 4 * 2 + ranks % 2, "mesh_cp")
+        data = split(ranks % 4, "mesh_dp")
+        for k, piece in enumerate(base.forward):
+            items.append(Item("forward", piece, base_piece=k))
+            items.append(comm(CollectiveKind.ALL_GATHER, context, 0.008, MAIN, 20, True))
+            items.append(comm(CollectiveKind.ALL_REDUCE, tensor, 0.01, MAIN, 22, True))
+        for piece in base.backward:
+            items.append(Item("backward", piece))
+            items.append(comm(CollectiveKind.ALL_REDUCE, tensor, 0.01, AUTOGRAD, 22, True))
+            items.append(comm(CollectiveKind.REDUCE_SCATTER, context, 0.008, AUTOGRAD, 20, True))
+            items.append(comm(CollectiveKind.ALL_REDUCE, data, 0.03, AUTOGRAD, 24, False))
     elif layout == "ep_dp":
         width = min(8, world_size)
         expert = split(ranks // width, "EXPERT_MODEL_PARALLEL_GROUP")
@@ -268,18 +356,18 @@ def build(base: Base, layout: str, world_size: int, ranks_per_host: int, planted
             kind = CollectiveKind.DISPATCH if k % 2 == 0 else CollectiveKind.COMBINE
             items.append(comm(kind, expert, 0.015, AUTOGRAD, 27, True, True))
             items.append(comm(CollectiveKind.ALL_REDUCE, world, 0.03, AUTOGRAD, 24, False))
-    elif layout == "pp_dp":
+    elif layout in MICROBATCHES:
         if world_size % STAGES:
-            raise ValueError(f"pp_dp needs a multiple of {STAGES} ranks, not {world_size}")
+            raise ValueError(f"{layout} needs a multiple of {STAGES} ranks, not {world_size}")
         replicas = world_size // STAGES
         stage = (ranks // replicas).astype(np.int32)
         pipeline = split(ranks % replicas, "PIPELINE_MODEL_PARALLEL_GROUP")
         data = split(stage, "DATA_PARALLEL_GROUP")
-        pairs = {}
-        for boundary in range(STAGES - 1):
-            first = np.where((stage == boundary) | (stage == boundary + 1), ranks % replicas, -1)
-            pairs[boundary] = first
-        _pipeline(base, items, inactive, stage, replicas, pairs, pipeline, groups)
+        lines = _Lines(stage, replicas, pipeline, groups)
+        if layout == "pp_dp":
+            _gpipe(base, items, inactive, lines)
+        else:
+            _one_forward_one_backward(base, items, inactive, lines, faults)
         items.append(comm(CollectiveKind.ALL_REDUCE, data, 0.08, AUTOGRAD, 20, False))
         inactive[0] = inactive[1] = stage > 0
     else:
@@ -296,73 +384,118 @@ def build(base: Base, layout: str, world_size: int, ranks_per_host: int, planted
     for n, item in enumerate(items):
         if item.comm is not None:
             off[n] |= item.comm.group < 0
-        if item.label in ("gc", "gap_sync", "gap", "malloc", "harmless_sync"):
+        if item.label in MAY_BE_PLANTED:
             off[n] = True
     return Program(tuple(items), tuple(groups), hosts, stage, off, np.ones((len(items), world_size)))
 
 
-def _pipeline(
-    base: Base,
-    items: list[Item],
-    inactive: dict[int, Bools],
-    stage: Int32s,
-    replicas: int,
-    pairs: dict[int, npt.NDArray[np.integer]],
-    pipeline: Int32s,
-    groups: list[ProcessGroup],
-) -> None:
-    """Forward and backward of all microbatches, slot by slot (GPipe), with send/recv between neighbouring stages."""
-    world_size = len(stage)
-    ranks = np.arange(world_size)
-    # A pair's meeting is within its pipeline group, but two pairs of one group meet apart: index them by a pair id.
-    pair_groups: dict[int, Int32s] = {}
-    for boundary, key in pairs.items():
-        index = np.full(world_size, -1, np.int32)
-        for replica in range(replicas):
-            a, b = boundary * replicas + replica, (boundary + 1) * replicas + replica
-            index[[a, b]] = len(groups)
-            groups.append(ProcessGroup(str(len(groups)), f"pp_pair_{boundary}", (a, b), 2))
-        pair_groups[boundary] = np.where(key >= 0, index, -1).astype(np.int32)
+class _Lines:
+    """The pipelines of a job, and the meetings of neighbouring stages in them."""
+
+    def __init__(self, stage: Int32s, replicas: int, pipeline: Int32s, groups: list[ProcessGroup]) -> None:
+        self.stage, self.replicas, self.pipeline = stage, replicas, pipeline
+        self._ranks = np.arange(len(stage))
+        self._pairs: list[Int32s] = []
+        # A pair's meeting is within its pipeline group, but two pairs of one group meet apart: each has an id.
+        for boundary in range(STAGES - 1):
+            index = np.full(len(stage), -1, np.int32)
+            for replica in range(replicas):
+                a, b = boundary * replicas + replica, (boundary + 1) * replicas + replica
+                index[[a, b]] = len(groups)
+                groups.append(ProcessGroup(str(len(groups)), f"pp_pair_{boundary}", (a, b), 2))
+            self._pairs.append(index)
+
+    def meeting(self, base: Base, boundary: int, backward: bool, sends: Bools, thread: int) -> tuple[Item, Bools]:
+        """What crosses a boundary, and who takes no part. The receivers go on when they have it."""
+        sender, receiver = (boundary + 1, boundary) if backward else (boundary, boundary + 1)
+        group, away = self._pairs[boundary], (receiver - sender) * self.replicas
+        peer = np.where(self.stage == sender, self._ranks + away, -1)
+        peer = np.where(self.stage == receiver, self._ranks - away, peer).astype(np.int32)
+        made = Comm(
+            CollectiveKind.SEND_RECV,
+            40 + 2 * boundary + int(backward),
+            group,
+            self.stage == receiver,
+            peer,
+            sends & (self.stage == sender),
+            0.01 * base.forward_ns,
+            4096 * 1024,
+            "BFloat16",
+            shown=self.pipeline,
+        )
+        return Item("comm", _p2p_piece(base, thread), comm=made), group < 0
+
+
+def _gpipe(base: Base, items: list[Item], inactive: dict[int, Bools], lines: _Lines) -> None:
+    """Forward and backward of all microbatches, slot by slot, with send/recv between neighbouring stages."""
+    stage, count = lines.stage, MICROBATCHES["pp_dp"]
     for backward in (False, True):
         piece = base.backward[0] if backward else base.forward[0]
-        for slot in range(MICROBATCHES + STAGES - 1):
+        for slot in range(count + STAGES - 1):
             depth = (STAGES - 1 - stage) if backward else stage
             microbatch = slot - depth
-            runs = (microbatch >= 0) & (microbatch < MICROBATCHES)
+            runs = (microbatch >= 0) & (microbatch < count)
             inactive[len(items)] = ~runs
             items.append(Item("backward" if backward else "forward", piece, base_piece=-1 if backward else 0))
             for parity in (0, 1):
                 for boundary in range(parity, STAGES - 1, 2):
-                    sender = boundary + 1 if backward else boundary
-                    receiver = boundary if backward else boundary + 1
-                    sends, receives = runs & (stage == sender), stage == receiver
                     # The receiver takes what the sender made in this slot; it computes on it in the next one.
-                    if not sends.any():
-                        continue
-                    group = pair_groups[boundary]
-                    peer = np.where(stage == sender, ranks + (receiver - sender) * replicas, -1)
-                    peer = np.where(stage == receiver, ranks - (receiver - sender) * replicas, peer).astype(np.int32)
-                    thread = AUTOGRAD if backward else MAIN
-                    kind = CollectiveKind.SEND_RECV
-                    inactive[len(items)] = group < 0
-                    items.append(
-                        Item(
-                            "comm",
-                            _p2p_piece(base, thread),
-                            comm=Comm(
-                                kind,
-                                40 + 2 * boundary + int(backward),
-                                group,
-                                receives,
-                                peer,
-                                sends,
-                                0.01 * base.forward_ns,
-                                4096 * 1024,
-                                "BFloat16",
-                                shown=pipeline,
-                            ),
-                        )
-                    )
+                    if (runs & (stage == boundary + int(backward))).any():
+                        item, off = lines.meeting(base, boundary, backward, runs, AUTOGRAD if backward else MAIN)
+                        inactive[len(items)] = off
+                        items.append(item)
+
+
+def _schedule(count: int) -> list[dict[int, tuple[bool, int]]]:
+    """One forward, one backward: slot by slot, stage -> (is it a backward, microbatch), each as early as its input."""
+    orders: list[list[tuple[bool, int]]] = []
+    for stage in range(STAGES):
+        ahead = min(count, STAGES - 1 - stage)
+        order = [(False, m) for m in range(ahead)]
+        for m in range(count - ahead):
+            order += [(False, ahead + m), (True, m)]
+        orders.append(order + [(True, m) for m in range(count - ahead, count)])
+    slots: list[dict[int, tuple[bool, int]]] = []
+    done: set[tuple[int, bool, int]] = set()
+    while any(orders):
+        slot: dict[int, tuple[bool, int]] = {}
+        for stage, order in enumerate(orders):
+            if not order:
+                continue
+            backward, m = order[0]
+            ready = stage == 0 or (stage - 1, False, m) in done
+            if backward:
+                ready = (stage, False, m) in done and (stage == STAGES - 1 or (stage + 1, True, m) in done)
+            if ready:
+                slot[stage] = order.pop(0)
+        done |= {(stage, *what) for stage, what in slot.items()}
+        slots.append(slot)
+    return slots
+
+
+def _one_forward_one_backward(
+    base: Base, items: list[Item], inactive: dict[int, Bools], lines: _Lines, planted: list[Item]
+) -> None:
+    """Few forwards ahead, then forward and backward in turn, then the backwards that are left (PipeDream flush).
+    `planted` comes before the first forward of each stage in turn."""
+    stage = lines.stage
+    slots = _schedule(MICROBATCHES["pp_1f1b"])
+    for k, slot in enumerate(slots):
+        items += planted if k < STAGES else []
+        for backward in (False, True):
+            runs = np.isin(stage, [s for s, (is_backward, _) in slot.items() if is_backward == backward])
+            if not runs.any():
+                continue
+            inactive[len(items)] = ~runs
+            piece = base.backward[0] if backward else base.forward[0]
+            items.append(Item("backward" if backward else "forward", piece, base_piece=-1 if backward else 0))
+        # What is needed in the next slot crosses its boundary now.
+        for s, (backward, _) in sorted(slots[k + 1].items() if k + 1 < len(slots) else ()):
+            boundary = s if backward else s - 1
+            if 0 <= boundary < STAGES - 1:
+                item, off = lines.meeting(base, boundary, backward, np.ones(len(stage), bool), MAIN)
+                inactive[len(items)] = off
+                items.append(item)
 
 
 def _p2p_piece(base: Base, thread: int) -> Piece:

@@ -55,7 +55,7 @@ class Item:
 
     label: str
     """input, copy, forward, backward, optimizer, comm, sync, log, or what a case plants: gc, gap_sync, gap, malloc,
-    harmless_sync."""
+    harmless_sync, conv, tune_wait, tune, compile."""
     piece: Piece
     drains: bool = False
     """The host first waits until the compute stream is empty."""
@@ -64,6 +64,8 @@ class Item:
     comm: Comm | None = None
     base_piece: int = -1
     """Which forward piece of the base this is, for frames that span pieces; -1 = none."""
+    blocked: Piece | None = None
+    """The piece where each launch call lasts until its kernel is done; None = no rank of the job launches so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +107,21 @@ class Plan:
     """(N, W, I)"""
     transfer_ns: Float64s
     """(N, W, I) Equal on all members of a group."""
+    exposed: Bools
+    """(N,) Communications that the compute stream waits for although the program lets them run beside it."""
+    blocking: Bools
+    """(W,) Ranks on which each launch call waits for its kernel."""
 
     def copy(self) -> Plan:
         """A plan of its own, to be changed."""
         return Plan(
-            self.host_ns.copy(), self.factor.copy(), self.work.copy(), self.active.copy(), self.transfer_ns.copy()
+            self.host_ns.copy(),
+            self.factor.copy(),
+            self.work.copy(),
+            self.active.copy(),
+            self.transfer_ns.copy(),
+            self.exposed.copy(),
+            self.blocking.copy(),
         )
 
 
@@ -169,6 +181,7 @@ def simulate(program: Program, plan: Plan) -> Times:
             if item.joins:
                 for busy in streams.values():
                     device = np.where(active, np.maximum(device, busy), device)
+            blocking = plan.blocking & active
             if item.drains:
                 length = np.where(active, np.maximum(device - host, 0.0) + length, 0.0)
             out["host"][n, :, i] = host
@@ -183,11 +196,17 @@ def simulate(program: Program, plan: Plan) -> Times:
                 np.maximum.at(last, comm.group[members], begin[members])
                 end = np.where(members, last[comm.group] + plan.transfer_ns[n, :, i], 0.0)
                 streams[comm.stream] = np.where(members, end, busy)
-                device = np.where(members & comm.blocks, np.maximum(device, end), device)
+                waits = comm.blocks | plan.exposed[n] | blocking
+                device = np.where(members & waits, np.maximum(device, end), device)
+                length = np.where(members & blocking, np.maximum(length, end - host), length)
+                out["host_len"][n, :, i] = length
                 out["begin"][n, :, i] = begin
                 out["end"][n, :, i] = end
             elif len(item.piece.op_ns):
                 _, ends = kernel_times(item.piece, plan.factor[n, :, i], host, length, device)
+                if item.blocked is not None and blocking.any():
+                    _, late = kernel_times(item.blocked, plan.factor[n, :, i], host, length, device)
+                    ends = np.where(blocking[:, None], late, ends)
                 device = np.where(active, ends[:, -1], device)
                 out["end"][n, :, i] = device
             host = host + length
@@ -209,4 +228,5 @@ def draw_plan(program: Program, num_iterations: int, rng: Random) -> Plan:
         if item.comm is not None:
             jitter = np.exp(rng.normal(0.0, 0.03, (len(program.groups), num_iterations)))
             transfer[n] = item.comm.transfer_ns * np.where(item.comm.group[:, None] >= 0, jitter[item.comm.group], 1.0)
-    return Plan(host, factor, np.ones(shape), np.broadcast_to(~program.inactive[:, :, None], shape).copy(), transfer)
+    active = np.broadcast_to(~program.inactive[:, :, None], shape).copy()
+    return Plan(host, factor, np.ones(shape), active, transfer, np.zeros(count, bool), np.zeros(ranks, bool))

@@ -17,15 +17,15 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from eroica.trace import Bools, Float64s, Int64s, Samples, Trace
-from evals.base import Base, load_base
+from evals.base import Base, blocked, load_base
 from evals.cases_synth import BY_ID, Case
 from evals.emit import Rank, Template, Written, counters, emit
 from evals.faults import apply, calibrate, draw_culprits, mean_iteration_ns
-from evals.layouts import LAYOUTS, MICROBATCHES, build
-from evals.program import Plan, Program, Times, draw_plan, simulate
+from evals.layouts import BUCKET_SHARE, LAYOUTS, MICROBATCHES, build
+from evals.program import Item, Plan, Program, Times, draw_plan, simulate
 from evals.truth import Expected, Truth
 
-_PLANTED = {"gc": "gc", "sync_gap": "sync_gap", "allocator": "allocator"}
+_PLANTED = {"gc": "gc", "sync_gap": "sync_gap", "allocator": "allocator", "autotune": "autotune"}
 """Transform -> items that it needs in the program."""
 
 
@@ -83,8 +83,10 @@ class Cluster:
         yield from other.traces()
 
     @cached_property
-    def _template(self) -> Template:
-        return Template.of(self.base, self.program)
+    def _templates(self) -> tuple[Template, Template]:
+        """Of an ordinary rank, and of one whose launch calls wait."""
+        ordinary = Template.of(self.base, self.program)
+        return ordinary, Template.of(self.base, self.program, True) if self.plan.blocking.any() else ordinary
 
     @cached_property
     def _groups_of(self) -> list[list[int]]:
@@ -109,7 +111,8 @@ class Cluster:
 
     def written(self, rank: int) -> Written:
         """The same with what only a file tells, for `kineto_file.write_json`."""
-        return emit(self.base, self.program, self.plan, self.times, self._template, self._who(rank))
+        template = self._templates[int(self.plan.blocking[rank])]
+        return emit(self.base, self.program, self.plan, self.times, template, self._who(rank))
 
     def samples(self, rank: int) -> Samples:
         """One rank's counters on a grid of 10 ms (a tenth of the iteration if that is shorter)."""
@@ -146,12 +149,15 @@ def cluster(
     base: str = "bert",
     num_iterations: int = 6,
     max_events: int = 1600,
+    bucket_share: float = BUCKET_SHARE,
+    stretch: float = 1.0,
 ) -> Cluster:
     """Draw a cluster.
 
     case: id of a case in `cases_synth`; effect: share by which each fault alone makes the iteration longer; base: name
-    in `evals.base.BASES` or the path of a Kineto trace. The same arguments give the same cluster. Raises ValueError for
-    a size that the case's layout cannot split.
+    in `evals.base.BASES` or the path of a Kineto trace; bucket_share: see `layouts.build`; stretch: all kernels and
+    transfers take so many times as long, as with larger batches. The same arguments give the same cluster. Raises
+    ValueError for a size that the case's layout cannot split.
     """
     chosen = BY_ID[case] if isinstance(case, str) else case
     ranks_per_host = (
@@ -163,13 +169,17 @@ def cluster(
         ranks_per_host = max(1, world_size // 2)
     if chosen.layout == "tp_dp" and world_size < 32:
         ranks_per_host = max(1, world_size // 2)
-    if chosen.layout == "pp_dp":
-        max_events //= MICROBATCHES  # the piece is run once for each microbatch
+    max_events //= MICROBATCHES.get(chosen.layout, 1)  # the piece is run once for each microbatch
     source = _base(base, LAYOUTS[chosen.layout], max_events)
     planted = next((_PLANTED[f.transform] for f in chosen.faults if f.transform in _PLANTED), None)
     planted = "gc_frame" if "gc_frame" in chosen.extras else planted
-    planted = "harmless_sync" if "harmless_sync" in chosen.extras else planted
-    program = build(source, chosen.layout, world_size, ranks_per_host, planted)
+    planted = "harmless_sync" if {"harmless_sync", "harmless_syncs"} & chosen.extras else planted
+    planted = "compile" if "first_compile" in chosen.extras else planted
+    program = build(source, chosen.layout, world_size, ranks_per_host, planted, bucket_share)
+    if stretch != 1.0:
+        program = replace(program, items=tuple(_stretched(item, stretch) for item in program.items))
+    if any(f.transform == "launches_block" for f in chosen.faults):
+        program = replace(program, items=tuple(replace(item, blocked=blocked(item.piece)) for item in program.items))
     rng = np.random.default_rng([seed, 0])
     models = [source.device_model] * world_size
     num_hosts = int(program.hosts[-1]) + 1
@@ -241,6 +251,11 @@ def cluster(
     )
 
 
+def _stretched(item: Item, by: float) -> Item:
+    comm = replace(item.comm, transfer_ns=item.comm.transfer_ns * by) if item.comm is not None else None
+    return replace(item, piece=replace(item.piece, op_ns=item.piece.op_ns * by), comm=comm)
+
+
 def _extras(case: Case, program: Program, plan: Plan, flag: Bools, rng: np.random.Generator, seed: int) -> None:
     """Harmless peculiarities of a case."""
     everything = np.arange(program.world_size)
@@ -249,10 +264,17 @@ def _extras(case: Case, program: Program, plan: Plan, flag: Bools, rng: np.rando
         plan.host_ns[:], plan.factor[:], plan.transfer_ns[:] = changed.host_ns, changed.factor, changed.transfer_ns
     if "power_cap" in case.extras:
         flag[rng.choice(program.world_size, 3, replace=False)] = True
-    if "harmless_sync" in case.extras:
-        rank = int(rng.integers(program.world_size))
+    if {"harmless_sync", "harmless_syncs"} & case.extras:
+        ranks = everything if "harmless_syncs" in case.extras else rng.integers(program.world_size, size=1)
         for n in program.find("harmless_sync"):
-            plan.active[n, rank] = True
+            plan.active[n, ranks] = True
+    if "first_compile" in case.extras:
+        # Each stage compiles when the first activations reach it, so one after another.
+        compiled, usual = program.find("compile"), sum(item.piece.op_ns.sum() for item in program.items)
+        for stage, (wait, work) in enumerate(zip(compiled[::2], compiled[1::2], strict=True)):
+            members = program.stage == stage
+            plan.active[wait, members, 1] = plan.active[work, members, 1] = True
+            plan.host_ns[work, members, 1] = usual * rng.uniform(0.8, 1.2)
     if "hiccup" in case.extras and seed % 4 == 0:
         rank, step = int(rng.integers(program.world_size)), int(rng.integers(1, plan.factor.shape[2]))
         for n in program.find("forward", "backward"):
