@@ -1,0 +1,18 @@
+"""One rank reads the loss back and logs it before it launches again."""
+
+from __future__ import annotations
+
+from evals.beside import beside, shape, world_size
+from evals.catalogue import Case
+from evals.made import Draw, Made, of_cluster
+from evals.synth import cluster
+
+
+def make(case: Case, draw: Draw) -> Made:
+    """A data-parallel, tensor-parallel or sharded job."""
+    layout = draw.random().choice(("dp", "hsdp", "tp_dp"))
+    size = world_size(draw)
+    made = cluster(
+        shape(layout, ("sync_gap", "one")), world_size=size, effect=draw.effect, seed=draw.seed, base=draw.shape
+    )
+    return of_cluster(case, made, beside(made).context())
