@@ -31,6 +31,8 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
+from evals import namespaces
+
 AFTER = 150
 """First faulty step: what lies before is the healthy level that a watcher learns."""
 BATCH = 4
@@ -162,6 +164,8 @@ class Job:
     """From the seed, the same on all ranks: the culprit and all else that varies from run to run."""
     seconds: list[float] = field(default_factory=list)
     """Of each step so far."""
+    hosts: Sequence[str] = ()
+    """Host of each rank; () = all are here."""
     onset: dict[str, int] | None = None
     faults: list[dict[str, Any]] = field(default_factory=list)
 
@@ -235,7 +239,7 @@ class Job:
         self.faults[fault] = {"ranks": sorted(ranks), "hosts": sorted(hosts), "places": places}
         record = {
             "world_size": self.world_size,
-            "hosts": [socket.gethostname()] * self.world_size,
+            "hosts": [*self.hosts] or [socket.gethostname()] * self.world_size,
             "faults": self.faults,
             "onset": self.onset,
             "healthy_step_s": self.healthy_s,
@@ -267,4 +271,5 @@ def begin(text: str | None) -> Job:
     return Job(
         options.out, options.seed, options.effect, options.shape, options.steps,
         dist.get_rank(), dist.get_world_size(), random.Random(options.seed),
+        hosts=namespaces.hosts(),
     )  # fmt: skip

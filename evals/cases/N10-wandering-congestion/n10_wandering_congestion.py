@@ -1,0 +1,37 @@
+"""Other jobs take part of what the switch can send to one host, then to another. Data parallelism over all hosts."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from evals import hybrid, jobs, namespaces
+
+HOSTS = ("m101", "m102", "m103")
+
+
+def main() -> None:
+    """Train."""
+    if not namespaces.is_rank():
+        namespaces.launch([HOSTS])
+    job = jobs.begin(__doc__)
+    order = job.draw.sample(HOSTS, len(HOSTS))
+    every_s = job.draw.uniform(6.0, 12.0)
+    model = hybrid.model_of(job.shape)
+    around = 2 * (job.world_size - 1) / job.world_size * hybrid.num_bytes(model)
+    model = DistributedDataParallel(model, bucket_cap_mb=0.6)
+    optimizer = job.optimizer(model)
+    for step, batch in job.batches(job.loader(job.dataset())):
+        if step == hybrid.AFTER:
+            if job.rank == 0:
+                rate = hybrid.rate_for(around, job.cost_s)
+                namespaces.ask(namespaces.Wandering(hosts=order, bytes_per_s=rate, every_s=every_s))
+            job.planted(range(job.world_size), hosts=HOSTS)
+        optimizer.zero_grad()
+        job.loss(model, batch).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
