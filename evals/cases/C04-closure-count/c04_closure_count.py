@@ -31,7 +31,7 @@ class Trainer:
     def step(self, batch: list[Tensor]) -> float:
         """One update; the loss over all ranks."""
         self.batch = batch
-        loss = torch.as_tensor(self.optimizer.step(self.closure)).detach()  # type: ignore[arg-type]
+        loss = torch.as_tensor(self.optimizer.step(self.closure)).detach()  # type: ignore[no-untyped-call]
         dist.all_reduce(loss)
         return loss.item() / self.job.world_size
 
