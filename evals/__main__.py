@@ -69,11 +69,11 @@ def plan(cases: Sequence[Case], repeat: int, effects: str, shapes: str, draw: ra
 
 def _chosen(options: argparse.Namespace) -> list[Case]:
     """The cases that were asked for, or CaseError."""
-    known, asked = catalogue.load(), options.case or []
+    known, asked = catalogue.load(options.cases), options.case or []
     names = {name for case in known for name in (case.id, case.entry)}
     strange = [name for name in asked if name not in names]
     if strange:
-        raise CaseError(f"no case or entry is called {', '.join(strange)}; `ls evals/cases` shows all")
+        raise CaseError(f"no case or entry is called {', '.join(strange)}; `ls {options.cases}` shows all")
     suites_asked = options.suite or catalogue.SUITES
     chosen = [
         case for case in known if case.suite in suites_asked and (not asked or case.id in asked or case.entry in asked)
@@ -185,7 +185,7 @@ def _run(options: argparse.Namespace) -> int:
     made = [done[one.key] for one in planned]
     print(board.table(made))
     if options.board:
-        _write(board.of_files(sorted(COMMITTED.glob("*.jsonl")), catalogue.load()))
+        _write(board.of_files(sorted(COMMITTED.glob("*.jsonl")), catalogue.load(options.cases)))
     return 0 if board.passed(made) else 1
 
 
@@ -202,7 +202,7 @@ def _board(options: argparse.Namespace) -> int:
     files = options.files or sorted(COMMITTED.glob("*.jsonl"))
     if not files:
         raise CaseError("there are no results in evals/results yet; make some with `make evals`, or name files")
-    text = board.of_files(files, catalogue.load())
+    text = board.of_files(files, catalogue.load(options.cases))
     if options.write:
         _write(text)
     else:
@@ -232,6 +232,8 @@ def main(given: Sequence[str] | None = None) -> int:
     shown.add_argument("files", nargs="*", type=Path, metavar="FILE", help="evals/results/*.jsonl if none is given")
     shown.add_argument("--write", action="store_true", help="to evals/SCOREBOARD.md")
     shown.set_defaults(do=_board)
+    for verb in (run, shown):
+        verb.add_argument("--cases", type=Path, default=catalogue.CASES, metavar="DIR", help="another catalogue")
     options = parser.parse_args(given)
     try:
         return int(options.do(options))

@@ -117,6 +117,10 @@ class Results:
     rows: tuple[Row, ...]
 
 
+_BEGIN = b'{"schema":"'
+"""How each line begins: the last one of a file that was cut is told by it from another kind of file."""
+
+
 def key(case: str, effect: float, turn: int, shape: str | None) -> str:
     """What tells runs apart in a file that is resumed."""
     return f"{case}/{effect:g}/{turn}" + (f"/{shape}" if shape else "")
@@ -188,13 +192,25 @@ def start(file: Path, session: Session, *, resume: bool) -> tuple[Row, ...]:
     """Open a file for rows: empty, or with what an earlier run has left, which is returned."""
     held = read(file).rows if file.exists() else ()  # not only to resume: another kind of file is not overwritten
     if resume and file.exists():
-        data = file.read_bytes()
-        os.truncate(file, data.rfind(b"\n") + 1)  # a line that was cut when the runner was killed
+        _mend(file)
     else:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(b"")
     _append(file, _Line(schema=SCHEMA, session=session))
     return held if resume else ()
+
+
+def _mend(file: Path) -> None:
+    """End the last line, or drop it if it was cut when the runner was killed."""
+    data = file.read_bytes()
+    kept = data.rfind(b"\n") + 1
+    try:
+        msgspec.json.decode(data[kept:], type=_Line)
+    except msgspec.DecodeError:
+        os.truncate(file, kept)
+    else:
+        with file.open("ab") as lines:
+            lines.write(b"\n")
 
 
 def append(file: Path, added: Row) -> None:
@@ -221,7 +237,7 @@ def read(file: Path) -> Results:
         try:
             read_line = msgspec.json.decode(line, type=_Line)
         except msgspec.DecodeError as error:
-            if number == len(lines):
+            if number == len(lines) and line.startswith(_BEGIN[: len(line)]):
                 break
             raise CaseError(
                 f"{file}, line {number} is no result of schema {SCHEMA} ({error}); delete it or name another"

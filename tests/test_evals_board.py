@@ -1,0 +1,340 @@
+"""Running the catalogue and its scoreboard: what is counted, what is told, and that nothing is lost on the way."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evals import board, catalogue, rows, suites
+from evals.__main__ import GUESS_S, Pace, main, plan
+from evals.catalogue import Case, CaseError
+from evals.rows import Row, Said, Session
+
+SESSION = Session(
+    command="python -m evals run", started="2025-01-31 12:00:00 UTC", commit="abc", machine={"cores": "2"}
+)
+CASE = """
+id = "{id}"
+entry = "{entry}"
+title = "What case {id} is about"
+sources = ["somewhere#1"]
+category = "data loading"
+kind = "{kind}"
+scope = "one rank"
+grade = "{grade}"
+suite = "{suite}"
+innocent = "the others"
+traps = []
+{more}
+[recipe]
+program = "{name}.py"
+ranks = 8
+"""
+ANSWER = """
+[[faults]]
+causes = ["input_pipeline"]
+scopes = ["rank"]
+who = "ranks"
+"""
+HEALTHY = """
+from evals.made import Made
+from evals.truth import Truth
+
+def make(case, draw):
+    return Made(truth=Truth(hosts=("a",) * 8), diagnoses=())
+"""
+FOUND = """
+from evals.made import Made
+from evals.truth import Expected, Truth
+from tests.samples import slow_input
+
+def make(case, draw):
+    diagnosis = slow_input(8)[0]
+    (culprit,) = (int(finding.ranks) for finding in diagnosis.findings[:1])
+    faults = (Expected(case.faults[0], frozenset({culprit}), frozenset()),)
+    return Made(truth=Truth(hosts=("a",) * 8, faults=faults), diagnoses=(diagnosis,))
+"""
+BROKEN = """
+def make(case, draw):
+    raise ZeroDivisionError("nothing to divide by")
+"""
+
+
+def add(folder: Path, name: str, program: str, **of: str) -> None:
+    """A case of the catalogue in `folder`."""
+    given = {"id": name, "entry": name, "kind": "slow", "grade": "A", "suite": "synthetic", "more": ""} | of
+    case = folder / f"{name}-made-up"
+    case.mkdir(parents=True)
+    text = CASE.format(**given, name=name.lower()) + (ANSWER if given["kind"] == "slow" else "")
+    (case / "case.toml").write_text(text)
+    (case / f"{name.lower()}.py").write_text(program)
+
+
+def row(case: str = "Q01", points: float = 1.0, **more: Any) -> Row:
+    key = f"{case}/{more.get('part', 'nominal')}/{more.get('effect', 0.5)}/{more.get('seed', 1)}"
+    given: dict[str, Any] = {"key": key, "case": case, "entry": case[:3], "title": f"about {case}", "grade": "A",
+                             "suite": "live", "kind": "slow", "shape": "convnet", "effect": 0.5, "seed": 1}  # fmt: skip
+    return Row(points=points, **(given | more))
+
+
+def run(folder: Path, *words: str) -> int:
+    return main(["run", "--cases", str(folder / "cases"), "--results", str(folder / "results.jsonl"), *words])
+
+
+# --- running -------------------------------------------------------------------------------------------------------
+
+
+def test_a_case_that_fails_is_a_line_with_the_reason_and_costs_the_others_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add(tmp_path / "cases", "Q01", BROKEN)
+    add(tmp_path / "cases", "Q02", FOUND)
+    add(tmp_path / "cases", "Q03", HEALTHY, kind="control")
+    assert run(tmp_path) == 1
+    shown = capsys.readouterr().out
+    assert "no result (0 s): ZeroDivisionError: nothing to divide by" in shown
+    assert "2 of 3 entries of grades A and B (66.7%)" in shown and "0 of 1 controls blamed" in shown
+    by = {each.case: each for each in rows.read(tmp_path / "results.jsonl").rows}
+    assert by["Q01"].problem and by["Q02"].points == 1 and by["Q03"].points == 1
+
+
+def test_a_run_that_was_killed_in_the_middle_of_a_line_goes_on_behind_the_last_whole_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("Q01", "Q02"):
+        add(tmp_path / "cases", name, FOUND)
+    file = tmp_path / "results.jsonl"
+    assert run(tmp_path) == 0
+    whole = file.read_bytes()
+    last = whole.rstrip(b"\n").rfind(b"\n") + 1
+    for cut, again in ((last, 1), (last + 1, 1), (last + 40, 1), (len(whole) - 1, 0)):
+        file.write_bytes(whole[:cut])
+        capsys.readouterr()
+        assert run(tmp_path, "--resume") == 0
+        told = capsys.readouterr().err
+        assert "[1/2, " not in told and told.count("[2/2, ") == again  # what the file holds is not run again
+        held = rows.read(file)
+        assert [each.case for each in held.rows] == ["Q01", "Q02"] and len(held.sessions) == 2
+    assert run(tmp_path, "--resume") == 0 and len(rows.read(file).rows) == 2
+
+
+def test_without_resume_a_file_begins_anew_unless_it_is_something_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add(tmp_path / "cases", "Q01", FOUND)
+    assert run(tmp_path) == 0 and run(tmp_path) == 0
+    assert len(rows.read(tmp_path / "results.jsonl").sessions) == 1
+    for text in ("a letter to my aunt\n", "a letter", '{"schema": "eroica.evals/0"}\n'):
+        (tmp_path / "results.jsonl").write_text(text)
+        assert run(tmp_path) == 1 and (tmp_path / "results.jsonl").read_text() == text
+        told = capsys.readouterr().err.splitlines()[-1]
+        assert told.startswith("evals: ") and "line 1" in told and "eroica.evals/1" in told
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--case", "Q99"], "no case or entry is called Q99"),
+        (["--case", "Q01", "--suite", "live"], "no case of Q01 is of suite live"),
+        (["--repeat", "0"], "--repeat is 0; give 1 or more"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    add(tmp_path / "cases", "Q01", FOUND)
+    assert run(tmp_path, *words) == 1
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith("evals: ") and said in told
+    assert not (tmp_path / "results.jsonl").exists()
+
+
+def test_where_a_suite_cannot_run_its_cases_are_told_and_not_counted_and_tried_again_later(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(tmp_path / "cases", "Q01", FOUND)
+    add(tmp_path / "cases", "Q02", FOUND, suite="netns")
+    monkeypatch.setattr(suites, "unavailable", lambda suite: "it needs root" if suite == "netns" else "")
+    assert run(tmp_path) == 0
+    shown = capsys.readouterr()
+    assert "the netns cases are not run: it needs root" in shown.err.splitlines()[0]
+    assert "not run: it needs root" in shown.out and "1 of 1 entries" in shown.out
+    cases = catalogue.load(tmp_path / "cases")
+    assert "**Not run** and not counted, since it needs root: Q02." in board.of_files(
+        [tmp_path / "results.jsonl"], cases
+    )
+    assert run(tmp_path, "--resume") == 0
+    assert "[2/2, " in capsys.readouterr().err
+
+
+def test_the_plan_has_each_effect_turn_and_shape_that_was_asked_for_and_a_control_has_one_effect(
+    tmp_path: Path,
+) -> None:
+    from random import Random
+
+    add(tmp_path, "Q01", FOUND)
+    add(tmp_path, "Q02", HEALTHY, kind="control")
+    cases = catalogue.load(tmp_path)
+    assert [(one.part, one.turn, one.draw.effect) for one in plan(cases[:1], 2, "nominal", "drawn", Random(1))] == [
+        ("nominal", 0, 0.5),
+        ("repeat", 1, 0.5),
+    ]
+    swept = list(plan(cases, 1, "all", "all", Random(1)))
+    assert {one.part for one in swept} == {"sweep"} and len({one.key for one in swept}) == len(swept) == 3 * 2 + 2
+    again = list(plan(cases, 1, "all", "all", Random(1)))
+    assert [one.draw for one in again] == [one.draw for one in swept]
+
+
+def test_the_time_left_is_guessed_by_the_case_itself_or_its_suite(tmp_path: Path) -> None:
+    from random import Random
+
+    for name in ("Q01", "Q02"):
+        add(tmp_path, name, FOUND)
+    todo = list(plan(catalogue.load(tmp_path), 1, "nominal", "drawn", Random(1)))
+    assert Pace([]).left_s(todo) == 2 * GUESS_S["synthetic"]
+    pace = Pace([row("Q01", suite="synthetic", seconds=10.0), row("Q09", suite="live", seconds=99.0)])
+    pace.add(row("Q03", suite="synthetic", seconds=20.0))
+    pace.add(row("Q02", suite="synthetic", not_run="it needs root"))
+    assert pace.left_s(todo) == 10.0 + 15.0
+
+
+# --- what counts ---------------------------------------------------------------------------------------------------
+
+
+def test_an_entry_has_the_mean_of_its_cases_and_only_the_first_nominal_run_of_each_counts() -> None:
+    made = [
+        row("Q01", 1.0),
+        row("Q01b", 0.0),
+        row("Q01", 0.0, part="repeat", seed=2),
+        row("Q01", 0.0, part="sweep", effect=0.1, is_nominal=False),
+        row("Q02", 0.5, grade="C"),
+        row("Q03", 0.0, not_run="it needs root"),
+        row("Q04", 0.0, part="sweep", effect=0.1, is_nominal=False),
+        row("Q04", 1.0, part="sweep", effect=0.5),
+    ]
+    assert board.by_entry(made, "AB") == {"Q01": 0.5, "Q04": 1.0}
+    assert board.by_entry(made, "C") == {"Q02": 0.5}
+
+
+def test_a_board_passes_with_enough_points_and_no_blamed_control() -> None:
+    good = [row(f"Q{n:02}") for n in range(40)]
+    assert board.passed(good) and board.passed([])
+    assert board.passed([*good[1:], row("Q00", 0.0)])  # 39 of 40 are 97.5 %
+    assert not board.passed([*good[2:], row("Q00", 0.0), row("Q01", 0.0)])
+    assert board.passed([*good, row("Q50", 0.0, grade="C")])
+    assert not board.passed([*good, row("Q50", 0.0, kind="control", false_blames=("rank 3",))])
+    assert board.passed([*good, row("Q50", 0.0, kind="control", not_run="it needs root")])
+
+
+# --- the document --------------------------------------------------------------------------------------------------
+
+
+def cases(folder: Path) -> tuple[Case, ...]:
+    add(folder, "Q01", FOUND)
+    add(folder, "Q01b", HEALTHY, entry="Q01", kind="control")
+    add(folder, "Q02", FOUND, more='changed = ["The host may be named: the report says so too."]')
+    add(folder, "Q03", FOUND, grade="C")
+    add(folder, "Q04", FOUND)
+    return catalogue.load(folder)
+
+
+def said(right: bool = True, blames: bool = False, confidence: str = "established") -> Said:
+    return Said(kind="slow", cause="input_pipeline" if right else "host_gc", scope="rank", ranks="1", function="read",
+                confidence=confidence, right=right, blames=blames)  # fmt: skip
+
+
+MADE = [
+    row("Q01", causes=("input_pipeline",), found=(True,), said=(said(),), seconds=20.0, to_diagnosis_s=9.0,
+        anybody=True, by_ranks="right", baselines={"slowest step": "nobody", "last arriver": "wrong: 2"}),
+    row("Q01b", kind="control", effect=0.0, by_ranks="right", baselines={"slowest step": "right", "last arriver": "-"}),
+    row("Q02", 0.0, causes=("input_pipeline", "device_sync/host_python"), found=(True, False),
+        said=(said(), said(False, True)), near=("cause host_gc",), false_blames=("host_gc on rank 1",)),
+    row("Q03", 0.5, grade="C", causes=("unknown",), found=(False,), near=("cause unknown",)),
+    row("Q01", 0.0, part="repeat", seed=2, near=("no finding",), found=(False,), causes=("input_pipeline",)),
+    row("Q01", 0.0, part="sweep", effect=0.1, is_nominal=False, near=("no finding",), found=(False,)),
+]  # fmt: skip
+
+
+def test_the_scoreboard_tells_all_that_was_found_out(tmp_path: Path) -> None:
+    text = board.markdown(MADE, cases(tmp_path), [SESSION], {"Q02": "Two things look alike."})
+    for line in (
+        "**1 of 2 entries of grades A and B (50.0%); 0.5 of 1 of grade C; 0 of 1 controls blamed.**",
+        "3 of the catalogue's 4 entries (4 of 5 cases) stand behind this.",
+        "**No result yet**, not counted: Q04.",
+        "| `python -m evals run` | 2025-01-31 12:00:00 UTC | abc | cores 2 |",
+        "| Q01 | about Q01 | A | live | 50% | right | input_pipeline of rank 1, read | 20 | 9 |",
+        "| Q01b | about Q01b | A | live | - | silent | nothing | 0 | - |",
+        "- **Q01** about Q01 (1 of 2 runs): no finding. *Why*: **not explained yet**",
+        "- **Q02** about Q02 (1 of 1 runs): cause host_gc; blamed host_gc on rank 1. *Why*: Two things look alike.",
+        "| **eroica** | 1 of 1 | 0 | 0 | 1 of 1 | 0 |",
+        "| slowest step | 0 of 1 | 0 | 1 | 1 of 1 | 0 |",
+        "| last arriver | 0 of 1 | 1 | 0 | 0 of 1 | 0 |",
+        "| Q01 | right | nobody | wrong: 2 |",
+        "| to 10% | 1 | 0 (0%) | 0 | Q01 |",
+        "| to 50% | 4 | 1.5 (38%) | 1 | Q01, Q02, Q03 |",
+        "Of 1 cases that ran more than once at nominal effect, 0 were right each time, 0 never.",
+        "| Q01 | live | 1 of 2 | 9 to 9 |",
+        "| (nothing) | 1 | 1 | - |",
+        "| device_sync or host_python | 1 | 0 | host_gc (1) |",
+        "| input_pipeline | 2 | 2 | - |",
+        "| established | 3 | 2 | 0 | 1 | 67% |",
+        "- **Q02**: The host may be named: the report says so too.",
+    ):
+        assert line in text, line
+
+
+def test_text_from_jobs_cannot_break_the_tables(tmp_path: Path) -> None:
+    odd = replace(said(), function="a|b\n" + "c" * 300)
+    text = board.markdown([row("Q01", said=(odd,), found=(True,), causes=("unknown",))], cases(tmp_path))
+    (line,) = (line for line in text.splitlines() if line.startswith("| Q01 | about"))
+    assert "a\\|b c" in line and len(line) < 250
+
+
+def test_a_board_of_nothing_says_that_there_is_nothing(tmp_path: Path) -> None:
+    text = board.markdown([], cases(tmp_path))
+    assert "0 of 0 entries" in text and "not counted: Q01, Q01b, Q02, Q03, Q04." in text
+
+
+def test_a_run_without_a_result_is_told_on_top_and_counts_as_missed(tmp_path: Path) -> None:
+    text = board.markdown([row("Q01", 0.0, problem="the job planted nothing")], cases(tmp_path))
+    assert "**Without a valid run**, counted as missed: Q01." in text and "**0 of 1 entries" in text
+    assert "(1 of 1 runs): the job planted nothing." in text
+
+
+def test_the_first_file_counts_before_later_ones(tmp_path: Path) -> None:
+    known = cases(tmp_path / "cases")
+    for name, points in (("nominal", 1.0), ("repeats", 0.0)):
+        file = tmp_path / f"{name}.jsonl"
+        rows.start(file, SESSION, resume=False)
+        rows.append(file, row("Q01", points))
+    files = [tmp_path / "nominal.jsonl", tmp_path / "repeats.jsonl"]
+    assert "**1 of 1 entries" in board.of_files(files, known)
+    assert "**0 of 1 entries" in board.of_files(files[::-1], known)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[[miss]]\ncase = 'Q01'\n", "misses.toml: KeyError: 'why'"),
+        ("[[miss]\n", "misses.toml: TOMLDecodeError"),
+        ("[[miss]]\ncase = 'Q77'\nwhy = 'so'\n", "misses.toml: no case is called Q77"),
+    ],
+)
+def test_an_explanation_that_explains_nothing_is_refused(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "misses.toml").write_text(text)
+    with pytest.raises(CaseError, match=told.replace("(", r"\(")):
+        board.read_misses(tmp_path / "misses.toml", cases(tmp_path / "cases"))
+
+
+def test_explanations_that_are_committed_are_of_cases_that_exist() -> None:
+    board.read_misses(board.MISSES, catalogue.load())
+
+
+def test_the_committed_scoreboard_is_the_one_of_the_committed_results() -> None:
+    files = sorted((Path(board.__file__).parent / "results").glob("*.jsonl"))
+    if files:
+        shown = (Path(board.__file__).parent / "SCOREBOARD.md").read_text()
+        assert shown == board.of_files(files, catalogue.load()), "write it again: python -m evals board --write"
