@@ -1,7 +1,11 @@
 """What agents and the coordinator tell each other, and the bus that carries it inside of one process.
 
 Messages are values without behaviour. Commands carry raw step counts, never "on receipt". `eroica run` delivers them
-by `Bus`, in order, when its loop says so; nothing here knows of sockets. Used by `agent`, `coordinator` and `live`.
+by `Bus`, in order, when its loop says so; nothing here knows of sockets: over hosts, `relay` stands in its place behind
+the same `Link`. Used by `agent`, `coordinator` and whoever runs them.
+
+Messages travel between versions of eroica: fields are only ever added, with a default, and a reader leaves out what it
+does not know (`wire`).
 """
 
 from __future__ import annotations
@@ -9,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from eroica.background import History
 from eroica.commands import Frames, State, Unit
@@ -105,6 +109,27 @@ class Looked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """The job was told to end: what dies or stands still from now on does so because of that."""
+
+    host: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaving:
+    """The job has ended on this host, and its agent would leave."""
+
+    host: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Silent:
+    """The agent of a host is not heard any more. Told by the coordinator's own end of the bus."""
+
+    host: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prepare:
     """Capture these steps, if all ranks can; see `commands`."""
 
@@ -138,12 +163,67 @@ class LookCloser:
     look: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closed:
+    """The diagnosis of a window is made: its captures are needed no more."""
+
+    window: int
+    diagnosis: str = ""
+    """Identity of the diagnosis that was told; "": nothing was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Released:
+    """The agent of a host that would leave is needed no more."""
+
+    host: str
+
+
 Message: TypeAlias = (
-    Standing | Noticed | Died | Answered | Summarized | CountersRead | Looked | Prepare | Commit | Abort | LookCloser
+    Standing
+    | Noticed
+    | Died
+    | Answered
+    | Summarized
+    | CountersRead
+    | Looked
+    | Ending
+    | Leaving
+    | Silent
+    | Prepare
+    | Commit
+    | Abort
+    | LookCloser
+    | Closed
+    | Released
 )
 
-TO_COORDINATOR = (Standing, Noticed, Died, Answered, Summarized, CountersRead, Looked)
-TO_AGENTS = (Prepare, Commit, Abort, LookCloser)
+TO_COORDINATOR = (
+    Standing,
+    Noticed,
+    Died,
+    Answered,
+    Summarized,
+    CountersRead,
+    Looked,
+    Ending,
+    Leaving,
+    Silent,
+)
+TO_AGENTS = (Prepare, Commit, Abort, LookCloser, Closed, Released)
+
+
+class Link(Protocol):
+    """An end of the bus, for one thread: nothing is handed on but within `deliver`."""
+
+    def subscribe(self, kinds: tuple[type, ...], take: Callable[[Message], None]) -> None:
+        """Have `take` called with each message of these kinds that comes from the other side."""
+
+    def publish(self, message: Message) -> None:
+        """Queue a message for the other side. Never waits."""
+
+    def deliver(self) -> None:
+        """Hand on all that has come, and send what was published."""
 
 
 class Bus:
