@@ -58,6 +58,8 @@ class Trigger:
     """RECOVERED: from what."""
     pause: Pause | None = None
     """STALLED: what the rank was doing, beyond its limit."""
+    is_opening: bool = False
+    """STALLED: before the first iteration of this start, where a long silence is usual."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +75,9 @@ class Limits:
     shows)."""
     start_ns: int = 1_800_000_000_000
     """In the first iterations after a rendezvous: compilation of a large model takes tens of minutes."""
+    opening_ns: int = 30_000_000_000
+    """Before the first iteration: from then on it is worth a look whether a rank waits for a server outside, which time
+    does not mend. A person who starts a job looks about as long."""
     pause_ns: int = 600_000_000_000
     """Within an evaluation, a checkpoint, a compilation or a rendezvous."""
     capture_ns: int = 20_000_000_000
@@ -86,6 +91,7 @@ class Limits:
             "silence_factor",
             "gap_factor",
             "start_ns",
+            "opening_ns",
             "pause_ns",
             "capture_ns",
             "pause_factor",
@@ -177,6 +183,8 @@ class Degradation:
     def check(self, now_ns: int, last_ns: int | None, pause: Pause | None, gap_ns: int = 0) -> Trigger | None:
         """Whether the rank stands still at `now_ns`; once per silence, and once more when it is over.
 
+        Before the first iteration it is told early, as `is_opening`: whoever looks must find more than a silence then.
+
         `last_ns`: its last mark. `pause`: what it is doing, as far as known. `gap_ns`: its second longest silence that
         ended by itself (`Iterations.gaps_ns[1]`). To be called now and then, a few times per limit.
         """
@@ -189,11 +197,14 @@ class Degradation:
             if pause is not None:
                 self._pauses_ns[pause] = max(self._pauses_ns.get(pause, 0), silent_ns)
             return self._told(Change.RECOVERED, 0, silent_ns, time_ns=now_ns, ended=Change.STALLED)
-        limit_ns = self.silence_limit_ns(pause, gap_ns)
+        is_opening = self._seen == 0
+        limit_ns = self._limits.opening_ns if is_opening else self.silence_limit_ns(pause, gap_ns)
         if now_ns - last_ns <= limit_ns:
             return None
         self._stalled_at_ns = last_ns
-        return self._told(Change.STALLED, limit_ns, now_ns - last_ns, 1.0, time_ns=now_ns, pause=pause)
+        return self._told(
+            Change.STALLED, limit_ns, now_ns - last_ns, 1.0, time_ns=now_ns, pause=pause, is_opening=is_opening
+        )
 
     def silence_limit_ns(self, pause: Pause | None, gap_ns: int = 0) -> int:
         """How long this rank may be silent now."""
@@ -351,6 +362,7 @@ class Degradation:
         every: int | None = None,
         ended: Change | None = None,
         pause: Pause | None = None,
+        is_opening: bool = False,
     ) -> Trigger:
         """A trigger at the latest iteration."""
         last = self.history[-1] if self.history else None
@@ -366,6 +378,7 @@ class Degradation:
             every=every,
             ended=ended,
             pause=pause,
+            is_opening=is_opening,
         )
         self.triggers.append(made)
         return made

@@ -53,6 +53,13 @@ _COMPILER = re.compile(
 )
 
 
+_SOCKET = re.compile(
+    r"/(socket|ssl|smtplib|ftplib|imaplib)\.py$|/(http|urllib|xmlrpc)/|"
+    r"/site-packages/(urllib3|requests|httpx|httpcore|aiohttp|grpc|websockets?|botocore)/"
+)
+_SOCKET_LINE = re.compile(r"\.(recv|recv_into|recvfrom|recvmsg|connect|accept)\(|\b(create_connection|getaddrinfo)\(")
+
+
 @dataclass(frozen=True, slots=True)
 class Doing:
     """What a rank does."""
@@ -86,6 +93,19 @@ def doing(view: RankView) -> Doing:
     if view.phase == "rendezvous":
         return Doing("rendezvous", None, None, "phase")
     return _by_ring(view)
+
+
+def asks_outside(main: Thread | None) -> bool:
+    """The driving thread stands in a connection to something that is no rank: in a library that speaks to servers, or
+    in a line of the user's that does."""
+    for frame in main.frames if main is not None else ():
+        if frame.is_users:
+            return bool(_SOCKET_LINE.search(frame.source))
+        if _DISTRIBUTED.search(frame.file):
+            return False
+        if _SOCKET.search(frame.file):
+            return True
+    return False
 
 
 def waiting_call(view: RankView) -> Call | None:

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from eroica.doing import PHASES, doing
+from eroica.doing import PHASES, asks_outside, doing
 from eroica.findings import (
     Consequence,
     Coverage,
@@ -319,6 +319,16 @@ def _culprit(look: Look, rank: int) -> Suspect:
                 if locked.is_circle
                 else "look at what holds the lock",
             )
+    if look.is_opening and view.is_still and done.what in ("own", "queue") and asks_outside(view.main):
+        text = f"{who}: asks somebody outside of the job{at} and gets no answer, before it has come to "
+        text += awaited_by(look, rank)
+        evidence.append(Evidence(f"{who}: its thread stands in that connection and did not run meanwhile", "stack", {}))
+        return Suspect(
+            *("startup_network", "rank", frozenset({rank}), "established", text, tuple(evidence), function),
+            advice="look whether its host reaches that server (name, route, proxy, firewall); give the call a time "
+            "limit, or make it after the ranks have met, without the others waiting for it",
+            ruled_out=("the rendezvous itself: the others stand in it and wait for this rank",),
+        )
     if done.what in ("leaving", "ended"):
         word = "has come to its end" if done.what == "ended" else f"is leaving{at}"
         handler = next((f for t in view.threads if t.is_main for f in t.frames if f.is_users and f.block), None)

@@ -27,7 +27,7 @@ from eroica.agent import Agent
 from eroica.background import context_of
 from eroica.captures import Readers
 from eroica.coordinator import GONE, Coordinator, Look, Policy, Window, missing_note
-from eroica.degradation import Change, Trigger
+from eroica.degradation import Change, Limits, Trigger
 from eroica.diagnosis import diagnose_in_detail
 from eroica.errors import EroicaError
 from eroica.findings import Detail, Diagnosis, Verdict, to_json
@@ -229,7 +229,7 @@ class _Watcher:
         )
         if diagnosis is None:
             return False
-        if _may_compute(diagnosis, look):
+        if _may_compute(diagnosis, look) or _may_begin(diagnosis, look):
             return False
         if diagnosis.kind == "paused":
             # It may become a hang: it is looked at again, and told again only if it has changed.
@@ -341,6 +341,17 @@ def _may_compute(diagnosis: Diagnosis, look: Look) -> bool:
     if (diagnosis.kind, diagnosis.verdict.scope, diagnosis.verdict.cause) != ("hang", "all", "unknown"):
         return False
     return min((view.silent_s or 0.0 for view in look.views.values()), default=0.0) < COMPUTES_S
+
+
+def _may_begin(diagnosis: Diagnosis, look: Look) -> bool:
+    """Before the first step ranks load, read and compile for as long as that takes. Only a rank that waits for a server
+    outside is told early."""
+    if look.trigger is None or not look.trigger.is_opening or diagnosis.kind == "crash":
+        return False
+    if diagnosis.verdict.cause == "startup_network":
+        return False
+    silences = [view.silent_s for view in look.views.values() if view.silent_s is not None]
+    return min(silences, default=0.0) < Limits().start_ns / 1e9
 
 
 def _were_ended(look: Look) -> bool:

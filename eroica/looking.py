@@ -32,6 +32,11 @@ class Look:
         silent_s = self.views[rank].silent_s
         return silent_s is None or silent_s >= self.limit_s
 
+    @property
+    def is_opening(self) -> bool:
+        """No rank has made a step."""
+        return not any(view.num_steps for view in self.views.values())
+
 
 def awaited_by(look: Look, rank: int) -> str:
     """The call in which most ranks wait for this one, in words."""

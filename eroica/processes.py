@@ -7,10 +7,15 @@ that is until its parent asks for it, and to its owner alone. Used by `stacks` a
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from eroica.standing import Child
+
+_MOST_LEVELS = 3
+"""A launcher, a shell around each rank, the rank."""
+_MOST_BESIDE = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,48 @@ def tracer(pid: int) -> int:
     except (OSError, ValueError, IndexError):
         pass
     return 0
+
+
+def num_switches(pid: int) -> int | None:
+    """How often the driving thread was taken from a core or left it: it cannot have run where that did not change."""
+    total = 0
+    try:
+        for line in Path(f"/proc/{pid}/task/{pid}/status").read_text("utf-8", "replace").splitlines():
+            if line.startswith(("voluntary_ctxt_switches:", "nonvoluntary_ctxt_switches:")):
+                total += int(line.split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return total
+
+
+def ranks_beside(pid: int, wanted: Collection[int]) -> dict[int, int]:
+    """Rank -> process, of those of `wanted` that the launcher of the rank `pid` has started, too.
+
+    Told by RANK in their environment, which the programs that a rank starts inherit: the one that stands highest
+    counts, and a Python before a shell around it.
+    """
+    own = process(pid)
+    found: dict[int, tuple[bool, int]] = {}
+    level = [own.parent] if own is not None and own.parent > 1 else []
+    for _ in range(_MOST_LEVELS):
+        level = [child.pid for parent in level for child in children(parent) if child.state == "alive"][:_MOST_BESIDE]
+        for other in level:
+            seen, rank = process(other), environment(other).get("RANK", "")
+            if seen is None or not rank.isdecimal() or int(rank) not in wanted:
+                continue
+            is_python = seen.name.startswith("python")
+            if int(rank) not in found or (is_python and not found[int(rank)][0]):
+                found[int(rank)] = is_python, other
+    return {rank: other for rank, (_, other) in found.items()}
+
+
+def environment(pid: int) -> dict[str, str]:
+    """What a process was started with; empty if that may not be seen."""
+    try:
+        text = Path(f"/proc/{pid}/environ").read_bytes().decode("utf-8", "replace")
+    except OSError:
+        return {}
+    return {name: value for name, _, value in (entry.partition("=") for entry in text.split("\0")) if name}
 
 
 def children(pid: int) -> tuple[Child, ...]:

@@ -166,6 +166,8 @@ class RankView:
     exception: str = ""
     """What left the training loop, or ended the process."""
     exception_at: str = ""
+    is_still: bool = False
+    """Its driving thread did not run at all while it was watched for some seconds. Looked for before the first step."""
     is_leaving: bool = False
     """destroy_process_group or the end of the interpreter is under way."""
     children: tuple[Child, ...] = ()

@@ -33,6 +33,8 @@ RECORDER_SUFFIX = ".fr.json"
 MOST_CALLS = 512
 """Latest calls of a rank that are looked at; a step of a large model has some hundred."""
 _KINDS = {ring.NEXT: "next", ring.STEP: "step", ring.GC: "gc", ring.PHASE: "phase", ring.CAPTURE: "capture"}
+STILL_S = 3.0
+"""A thread that does not run for so long gets nothing bit by bit. Paid before the first step alone."""
 _AT_ONCE = 4
 """Processes whose stacks are taken at the same time: each look is a process of its own, and the host may be busy."""
 
@@ -79,6 +81,10 @@ def look_closer(
     alive = [ring.is_alive(flight.identity) if noted(flight, "host") == host else None for flight in flights]
     latest, _ = newest_start(flights, alive)
     folder = path.parent if path.is_file() else path
+    is_opening = with_stacks and may_trace and not any(flight.words[ring.NUM_STEPS] for flight, _ in latest.values())
+    beside = _beside_those(latest) if is_opening else {}
+    watched = [flight.identity.pid for flight, lives in latest.values() if lives] if is_opening else []
+    still = _still([*watched, *beside.values()])
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         seen = list(
             pool.map(lambda pair: observe(pair[0], pair[1], folder, host, with_stacks, may_trace), latest.values())
@@ -91,10 +97,47 @@ def look_closer(
     for (rank, (flight, _)), process in zip(latest.items(), seen, strict=True):
         current = newer[rank][0] if rank in newer and newer[rank][0].identity == flight.identity else flight
         view = view_of(current, process, clock_ns)
+        view = replace(view, is_still=flight.identity.pid in still)
         views.append(with_recorder(view, _beside(folder, flight, RECORDER_SUFFIX)))
+    views += [_without_ring(rank, pid, host, pid in still) for rank, pid in sorted(beside.items())]
     newest = newest_of(flights)
     world_size = max(newest.words[ring.WORLD_SIZE], 0)
     return Closer(views, world_size, noted(newest, "job"), limit_s_of([flight for flight, _ in latest.values()]), notes)
+
+
+def _beside_those(latest: Mapping[int, tuple[Flight, bool | None]]) -> dict[int, int]:
+    """Rank -> process, of ranks that have left no ring yet: they have not come to what makes one."""
+    size = max((flight.words[ring.WORLD_SIZE] for flight, _ in latest.values()), default=0)
+    missing = set(range(min(size, 1 << 16))) - set(latest)
+    known = next((flight.identity.pid for flight, lives in latest.values() if lives), None)
+    return processes.ranks_beside(known, missing) if missing and known is not None else {}
+
+
+def _still(pids: Sequence[int]) -> frozenset[int]:
+    """Those whose driving thread does not run for STILL_S."""
+    before = {pid: processes.num_switches(pid) for pid in pids}
+    if before:
+        time.sleep(STILL_S)
+    return frozenset(pid for pid, num in before.items() if num is not None and processes.num_switches(pid) == num)
+
+
+def _without_ring(rank: int, pid: int, host: str, is_still: bool) -> RankView:
+    """What can be seen of a rank whose probe has not begun to record."""
+    seen = processes.process(pid)
+    taken = stacks.dump(pid)
+    return RankView(
+        rank=rank,
+        host=host,
+        pid=pid,
+        state=_state(0, Process(is_here=True, lives=seen is not None, letter=seen.letter if seen is not None else "")),
+        tracer=processes.tracer(pid) if seen is not None and seen.letter == "t" else 0,
+        is_recording=False,
+        is_still=is_still,
+        threads=taken.threads,
+        no_stack=taken.reason,
+        stack_source="py-spy" if taken.threads else "",
+        children=processes.children(pid),
+    )
 
 
 def observe(

@@ -308,10 +308,21 @@ def test_the_limit_of_a_pause_follows_the_longest_one_seen() -> None:
 def test_the_first_iterations_after_a_rendezvous_may_be_silent_for_long() -> None:
     judge = Degradation()
     assert judge.check(500 * S, None, None) is None
+    judged([0.1], judge)
     assert judge.check(1800 * S, 0, None) is None
     judged([0.1] * 50, judge)
     judge.restart()
     assert judge.silence_limit_ns(None) == 1800 * S
+
+
+def test_a_silence_before_the_first_iteration_is_worth_a_look_and_said_to_be_one_of_the_start() -> None:
+    judge = Degradation()
+    assert judge.check(30 * S, 0, Pause.RENDEZVOUS) is None
+    found = judge.check(31 * S, 0, Pause.RENDEZVOUS)
+    assert found is not None and found.is_opening
+    judged([0.1] * 50, judge)
+    later = judge.check(900 * S, 5 * S, None)
+    assert later is not None and not later.is_opening
 
 
 def test_silence_that_came_twice_and_ended_by_itself_is_usual() -> None:

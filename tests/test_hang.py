@@ -288,6 +288,38 @@ def test_a_stopped_or_traced_process_is_said_so_and_never_blamed_on_its_line() -
     assert _said(found)[1] == "profiler_overhead" and "process 77" in found.verdict.summary
 
 
+def _opening(rank: int) -> RankView:
+    """In the rendezvous, before any step."""
+    meeting = Frame("init_process_group", f"{TORCH}/distributed/distributed_c10d.py", 1800)
+    user = Frame("main", "/home/u/train.py", 9, "dist.init_process_group()")
+    return replace(_rank(rank, thread=_thread(meeting, user)), num_steps=0, phase="rendezvous")
+
+
+def _asking(rank: int, source: str = "run = tracker.init()", **more: object) -> RankView:
+    """A rank without a ring that reads an answer."""
+    library = () if ".recv" in source else (Frame("readinto", "/usr/lib/python3.11/socket.py", 706),)
+    thread = _thread(*library, Frame("start_run", "/home/u/track.py", 5, source))
+    view = RankView(rank=rank, host="a", pid=9, state="running", is_recording=False, is_still=True, threads=(thread,))
+    return replace(view, **more)  # type: ignore[arg-type]
+
+
+def test_a_rank_that_asks_a_server_outside_before_the_others_have_it_is_named_with_its_line() -> None:
+    others = [_opening(rank) for rank in (1, 2, 3)]
+    for asking in (_asking(0), _asking(0, "data = connection.recv(4)")):
+        found = _explained(asking, *others)
+        assert _said(found) == ("hang", "startup_network", "0", "established")
+        function = found.findings[0].function
+        assert function is not None and function.user_location == "/home/u/track.py:5"
+        assert "the rendezvous" in found.verdict.summary
+
+
+def test_a_server_that_answers_slowly_and_one_that_is_asked_in_training_are_no_network_at_start_up() -> None:
+    others = [_opening(rank) for rank in (1, 2, 3)]
+    assert _said(_explained(_asking(0, is_still=False), *others))[1] == "missing_rank"
+    late = replace(_asking(0, num_steps=5), calls=(_call(40, "done"),), is_recording=True, groups=(WORLD,))
+    assert _said(_explained(late, *(_waiting(r) for r in (1, 2, 3))))[1] == "missing_rank"
+
+
 def test_silence_in_which_nobody_waits_for_a_rank_blames_nobody() -> None:
     found = _explained(*(_rank(r, _call(40, "done"), thread=_in(12)) for r in range(4)))
     assert _said(found) == ("hang", "unknown", "0-3", "unknown")
