@@ -101,6 +101,10 @@ ADVICE = {
         "Small random delays of changing ranks add up at each synchronisation: remove their source, or pace the "
         "early ranks."
     ),
+    "profiler_overhead": (
+        "End what stops this rank (a stack sampler, a debugger, a script that sends signals), or let it look "
+        "less often."
+    ),
     "unknown": (
         "Capture again with Python stacks (with_stack=True) and hardware counters: this trace shows who is late "
         "and not why."

@@ -31,6 +31,7 @@ from eroica.findings import (
     Verdict,
     Window,
 )
+from eroica.held import beside, held_drafts
 from eroica.impact import Pricer, iteration_of
 from eroica.job import format_missing, format_ranks
 from eroica.levels import common_excess, heavy_roles, idle_excesses
@@ -256,16 +257,18 @@ def _drafts(
     stacked: Stacked, roles: Roles, where: Localization, context: Context, iteration_s: float, waits: Float64s
 ) -> list[Draft]:
     pricer = Pricer(stacked, roles, iteration_s)
-    excesses = stable_excesses(stacked, roles, where, iteration_s)
+    held = held_drafts(stacked, context, iteration_s)
+    excesses = beside(stable_excesses(stacked, roles, where, iteration_s), held)
     roots = np.unique(np.concatenate([e.ranks for e in excesses])) if excesses else np.empty(0, np.intp)
     rotating = rotating_excess(
         stacked, roles, iteration_s, excesses, recurrence_of(context.series, context.onset), context.phases
     )
     if rotating is not None:
-        excesses.append(rotating)
-    excesses.extend(idle_excesses(stacked, roles, iteration_s, roots))
+        excesses += beside([rotating], held)
+    excesses.extend(beside(idle_excesses(stacked, roles, iteration_s, roots), held))
     excesses.extend(heavy_roles(stacked, roles, iteration_s, roots))
     drafts = [with_records(stacked, excess_draft(stacked, e, pricer, iteration_s, excesses), context) for e in excesses]
+    drafts.extend(held)
     drafts.extend(
         network_draft(stacked, slow, iteration_s, waits)
         for slow in slow_transfers(stacked, context.baseline, iteration_s)

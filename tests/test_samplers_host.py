@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -102,7 +103,13 @@ def test_what_cannot_be_read_is_absent_and_not_zero(tmp_path: Path) -> None:
     stat = read_text(RECORDED / "first" / f"proc/{TRAINING}/stat")
     root = write(tmp_path, {"proc/stat": "cpu 1 0 0 0\ncpu0 1 0 0 0\n", f"proc/{TRAINING}/stat": stat})
     reading = opened(root).read(SECOND, [Rank(0, TRAINING), Rank(1, 4711)])
-    assert set(of(reading, "rank", "0")) == {"process_cpu_ns", "minor_faults", "major_faults", "children_cpu"}
+    assert set(of(reading, "rank", "0")) == {
+        "process_cpu_ns",
+        "minor_faults",
+        "major_faults",
+        "stopped_ratio",
+        "children_cpu",
+    }
     assert not [target for target in reading.values if target.rank == 1], "its process has ended"
 
 
@@ -205,6 +212,11 @@ def test_a_real_process_is_read_while_it_runs_and_gone_after_it_ends() -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     host = opened(Path("/"))
     alive = host.read(SECOND, [Rank(5, process.pid)])
+    os.kill(process.pid, signal.SIGSTOP)
+    os.waitpid(process.pid, os.WUNTRACED)
+    stopped = host.read(SECOND, [Rank(5, process.pid)])
+    assert (of(alive, "rank", "5")["stopped_ratio"], of(stopped, "rank", "5")["stopped_ratio"]) == (0, 1)
+    os.kill(process.pid, signal.SIGCONT)
     process.communicate(b"\n")
     ended = host.read(2 * SECOND, [Rank(5, process.pid)])
     assert of(alive, "rank", "5")["resident_bytes"] > 0 and of(alive, "rank", "5")["tracer_pid"] == 0

@@ -66,6 +66,7 @@ def test_a_rank_that_waits_for_a_core_is_told_with_who_burns_it() -> None:
         ("rank", "children_cpu", 0.1, 3.0, "has started"),
         ("rank", "major_faults_per_s", 0.0, 300.0, "back from disk"),
         ("rank", "tracer_pid", 0.0, 812.0, "process 812 traces rank 3"),
+        ("rank", "stopped_ratio", 0.0, 0.4, "found stopped 40% of the time"),
         ("rank", "memory_ratio", 0.5, 0.99, "memory limit"),
         ("device", "sm_clock_ratio", 0.98, 0.6, "60% of its top clock"),
         ("device", "pcie_width_ratio", 1.0, 0.5, "50% of its lanes"),

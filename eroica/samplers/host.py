@@ -67,6 +67,7 @@ METRICS: Mapping[str, Metric] = {
     "swap_bytes": Metric("B"),
     "num_threads": Metric(""),
     "tracer_pid": Metric("", over="max"),
+    "stopped_ratio": Metric("", over="mean"),
     "children_cpu": Metric("cores"),
     # thread
     "cpu_ns": Metric("s/s", True, "cpu_ratio", 1e9),
@@ -216,6 +217,7 @@ class Host:
             "process_cpu_ns": float(stat.cpu_ticks * self._tick_ns),
             "minor_faults": float(stat.minor_faults),
             "major_faults": float(stat.major_faults),
+            "stopped_ratio": float(stat.state in "Tt"),
         }
         status = read_text(f"{folder}/status")
         found |= {_STATUS[key]: value for key, value in numbers_of(status, *_STATUS).items()}

@@ -83,6 +83,7 @@ RULES = (
     _Rule("rank", "memory_ratio", "the control group of TARGET uses VALUE of its memory limit", _share, 0.95),
     _Rule("rank", "swap_bytes", "TARGET has VALUE bytes in swap", _plain, 64e6),
     _Rule("rank", "tracer_pid", "process VALUE traces TARGET: a debugger or stack sampler", _whole, 1.0),
+    _Rule("rank", "stopped_ratio", "TARGET was found stopped VALUE of the time, by signals or a tracer", _share, 0.01),
     _Rule("rank", "file_write_mbps", "TARGET writes VALUE MB/s to disks", _plain, apart=50.0),
     _Rule("rank", "retransmit_ratio", "VALUE of TARGET's TCP segments were sent again", _share, 0.01),
     # Hosts.
