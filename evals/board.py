@@ -210,7 +210,7 @@ def _cases(rows: Sequence[Row], counted: Mapping[str, Row]) -> list[str]:
         "|---|---|---|---|---:|---|---|---:|---:|",
     ]
     for row in counted.values():
-        effect = "-" if row.is_control else f"{row.effect:.0%}"
+        effect = f"{row.effect:.0%}" if row.kind == "slow" else "-"
         told = "-" if row.to_diagnosis_s is None else f"{row.to_diagnosis_s:.0f}"
         lines.append(
             f"| {row.case} | {_cell(row.title)} | {row.grade} | {row.suite} | {effect} | {_result(row)} "
@@ -273,10 +273,10 @@ def _baselines(counted: Sequence[Row]) -> list[str]:
 
 def _sizes(rows: Sequence[Row]) -> list[str]:
     """Where detection begins."""
-    swept = [row for row in rows if row.effect and not row.is_control and not row.not_run and not row.problem]
+    swept = [row for row in rows if row.kind == "slow" and not row.not_run and not row.problem]
     if len({row.effect for row in swept}) < 2:
         return []
-    lines = ["## Against the size of the fault", "", "All runs with a fault, of sweeps and repetitions too.", ""]
+    lines = ["## Against the size of the fault", "", "All runs of a fault that slows, sweeps and repetitions too.", ""]
     lines += ["| effect | runs | points | blamed innocents | missed |", "|---|---:|---:|---:|---|"]
     low = 0.0
     for high in (*SIZES, float("inf")):

@@ -9,6 +9,7 @@ Nothing is told to eroica that a user would not have told it. Used by `evals.__m
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import json
 import os
@@ -134,8 +135,9 @@ def _train(case: Case, draw: Draw, out: Path) -> tuple[Made, float | None, str]:
     environment = {name: value for name, value in environment.items() if value}
     with (out / "job.log").open("wb") as log:
         process = subprocess.Popen(
-            command, env=environment, stdout=log, stderr=subprocess.STDOUT, cwd=out, start_new_session=True
-        )
+            command, env=environment, stdout=log, stderr=subprocess.STDOUT, cwd=out, start_new_session=True,
+            preexec_fn=_end_with_the_runner,
+        )  # fmt: skip
         try:
             delay, status = _watch(case, process, out)
         finally:
@@ -155,6 +157,14 @@ def _train(case: Case, draw: Draw, out: Path) -> tuple[Made, float | None, str]:
     since_ns = 0 if case.is_control else int(planted["onset"]["wall_ns"])
     windows = tuple(baselines.windows_in(out / "eroica", since_ns))[-1:]
     return Made(truth=truth, diagnoses=diagnoses, windows=windows), delay, problem
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def _end_with_the_runner() -> None:
+    """In the new process: a job that hangs must not stay when the runner is killed, and spoil whatever runs next."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def command_of(case: Case, draw: Draw, out: Path) -> list[str]:
