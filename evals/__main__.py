@@ -6,6 +6,7 @@
     python -m evals run --effects all --shapes all   the sweep
     python -m evals run --results FILE --resume      go on where an earlier run stopped
     python -m evals board FILE... --write            evals/SCOREBOARD.md from results
+    python -m evals peers                            HTA and TraceML themselves, on the cases that they can look at
 
 Seeds are drawn anew in each run unless --seed is given. Exit status 1 if a control was blamed or less than 97.5 % of
 the points of grades A and B were made.
@@ -27,7 +28,8 @@ from importlib import metadata
 from pathlib import Path
 
 from bench import machine
-from evals import board, catalogue, rows, suites
+from bench.peers import environment
+from evals import board, catalogue, peers, rows, suites
 from evals.catalogue import Case, CaseError
 from evals.made import Draw
 from evals.rows import Row, Session
@@ -189,6 +191,29 @@ def _run(options: argparse.Namespace) -> int:
     return 0 if board.passed(made) else 1
 
 
+def _peers(options: argparse.Namespace) -> int:
+    """Show cases to other tools."""
+    options.suite, options.repeat = None, 1
+    draw = random.Random(options.seed)
+    shown = [(case, peer) for case in _chosen(options) if (peer := peers.peer_of(case))]
+    known = {name: environment(name) for name in {peer for _, peer in shown}}
+    for name, place in known.items():
+        if place.problem:
+            print(f"evals: {name} is left out: {place.problem}", file=sys.stderr)
+    shown = [(case, peer) for case, peer in shown if not known[peer].problem]
+    rows.start(options.results, session(), resume=False)
+    for number, (case, peer) in enumerate(shown):
+        print(f"[{number + 1}/{len(shown)}] {case.id} {case.slug}, {peer} ... ", end="", file=sys.stderr, flush=True)
+        drawn = Draw(seed=draw.randrange(1_000_000), effect=case.recipe.nominal, shape=draw.choice(case.recipe.shapes))
+        told = peers.ask(case, drawn, known[peer])
+        if told is None:
+            print("nothing to show", file=sys.stderr)
+            continue
+        rows.append(options.results, told)
+        print(f"{told.problem or told.word} ({told.seconds:.0f} s) {told.said}", file=sys.stderr, flush=True)
+    return 0
+
+
 def _minutes(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"
 
@@ -228,11 +253,18 @@ def main(given: Sequence[str] | None = None) -> int:
     run.add_argument("--keep", type=Path, metavar="DIR", help="keep what jobs and eroica wrote")
     run.add_argument("--board", action="store_true", help="then write evals/SCOREBOARD.md from evals/results/*.jsonl")
     run.set_defaults(do=_run)
+    others = verbs.add_parser(
+        "peers", help="show cases to HTA and TraceML, which are installed for it under bench/.peers"
+    )
+    others.add_argument("--case", action="append", metavar="ID", help="this case or entry alone; repeatable")
+    others.add_argument("--seed", type=int, help="for the drawing; by chance if not given")
+    others.add_argument("--results", type=Path, default=COMMITTED / "peers.jsonl", metavar="FILE")
+    others.set_defaults(do=_peers)
     shown = verbs.add_parser("board", help="the scoreboard of results")
     shown.add_argument("files", nargs="*", type=Path, metavar="FILE", help="evals/results/*.jsonl if none is given")
     shown.add_argument("--write", action="store_true", help="to evals/SCOREBOARD.md")
     shown.set_defaults(do=_board)
-    for verb in (run, shown):
+    for verb in (run, others, shown):
         verb.add_argument("--cases", type=Path, default=catalogue.CASES, metavar="DIR", help="another catalogue")
     options = parser.parse_args(given)
     try:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from evals import rows as files
 from evals.catalogue import Case, CaseError
-from evals.rows import Row, Session
+from evals.rows import Peer, Row, Session
 
 WANTED = 0.975
 """Share of the points of grades A and B: the hard cases that the paper's system got right."""
@@ -91,7 +91,8 @@ def of_files(paths: Sequence[Path], cases: Sequence[Case]) -> str:
     """SCOREBOARD.md from files of results. What an earlier file holds of a case counts before a later one's."""
     held = [files.read(path) for path in paths]
     sessions = [session for one in held for session in one.sessions]
-    return markdown([row for one in held for row in one.rows], cases, sessions, read_misses(MISSES, cases))
+    peers = [peer for one in held for peer in one.peers]
+    return markdown([row for one in held for row in one.rows], cases, sessions, read_misses(MISSES, cases), peers)
 
 
 def read_misses(file: Path, cases: Sequence[Case]) -> dict[str, str]:
@@ -114,6 +115,7 @@ def markdown(
     cases: Sequence[Case],
     sessions: Sequence[Session] = (),
     misses: Mapping[str, str] | None = None,
+    peers: Sequence[Peer] = (),
 ) -> str:
     """The whole document."""
     counted = by_case(rows)
@@ -123,6 +125,7 @@ def markdown(
         _cases(rows, counted),
         _misses(rows, counted, misses or {}),
         _baselines(list(counted.values())),
+        _peers(peers, counted),
         _sizes(rows),
         _stability(rows),
         _confusion(list(counted.values())),
@@ -268,6 +271,32 @@ def _baselines(counted: Sequence[Row]) -> list[str]:
     for row in asked:
         cells = [row.by_ranks, *(row.baselines.get(name, "-") for name in names)]
         lines.append(f"| {row.case} | " + " | ".join(_cell(cell) for cell in cells) + " |")
+    return lines
+
+
+def _peers(peers: Sequence[Peer], counted: Mapping[str, Row]) -> list[str]:
+    """Other tools, run themselves."""
+    if not peers:
+        return []
+    lines = ["## The peers themselves", "", "Installed as they are published and run on the same cases, other draws, "
+             "by ranks alone: HTA on the traces of synthetic cases, asked for one potential straggler; TraceML on live "
+             "ones, in the place of eroica.", ""]  # fmt: skip
+    lines += [
+        "| tool | cases | somebody to blame: right | wrong | nobody named | nobody to blame: silent | wrong | failed |"
+    ]
+    lines += ["|---|---:|---:|---:|---:|---:|---:|---:|"]
+    for tool in dict.fromkeys(f"{one.peer} {one.version}".strip() for one in peers):
+        of = [one for one in peers if f"{one.peer} {one.version}".strip() == tool]
+        counts = Counter((one.anybody, one.word.partition(":")[0]) for one in of if not one.problem)
+        cells = [counts[True, "right"], counts[True, "wrong"], counts[True, "nobody"], counts[False, "right"]]
+        cells += [counts[False, "wrong"], sum(bool(one.problem) for one in of)]
+        lines.append(f"| {tool} | {len(of)} | " + " | ".join(map(str, cells)) + " |")
+    lines += ["", "| case | tool | by ranks | it said | eroica |", "|---|---|---|---|---|"]
+    for one in sorted(peers, key=lambda one: (one.peer, one.case)):
+        ours = counted[one.case].by_ranks if one.case in counted else "-"
+        lines.append(
+            f"| {one.case} | {one.peer} | {one.word} | {_cell(one.problem or one.said or 'nobody')} | {ours} |"
+        )
     return lines
 
 

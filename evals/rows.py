@@ -103,10 +103,29 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """What another tool says of a case, itself (`evals.peers`)."""
+
+    case: str
+    peer: str
+    version: str
+    word: str
+    """As in Row.baselines."""
+    anybody: bool
+    """There is a rank to blame."""
+    said: str
+    """In its own words."""
+    problem: str = ""
+    """Why it said nothing."""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Line:
     schema: str
     session: Session | None = None
     row: Row | None = None
+    peer: Peer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +134,7 @@ class Results:
 
     sessions: tuple[Session, ...]
     rows: tuple[Row, ...]
+    peers: tuple[Peer, ...] = ()
 
 
 _BEGIN = b'{"schema":"'
@@ -213,9 +233,12 @@ def _mend(file: Path) -> None:
             lines.write(b"\n")
 
 
-def append(file: Path, added: Row) -> None:
+def append(file: Path, added: Row | Peer) -> None:
     """One line more."""
-    _append(file, _Line(schema=SCHEMA, row=added))
+    if isinstance(added, Row):
+        _append(file, _Line(schema=SCHEMA, row=added))
+    else:
+        _append(file, _Line(schema=SCHEMA, peer=added))
 
 
 def _append(file: Path, line: _Line) -> None:
@@ -229,7 +252,7 @@ def read(file: Path) -> Results:
         data = file.read_bytes()
     except OSError as error:
         raise CaseError(f"{file}: {error.strerror}; python -m evals run writes such files") from None
-    sessions, found = list[Session](), list[Row]()
+    sessions, found, peers = list[Session](), list[Row](), list[Peer]()
     lines = data.split(b"\n")
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -250,7 +273,9 @@ def read(file: Path) -> Results:
             sessions.append(read_line.session)
         if read_line.row is not None:
             found.append(read_line.row)
-    return Results(tuple(sessions), tuple({each.key: each for each in found}.values()))
+        if read_line.peer is not None:
+            peers.append(read_line.peer)
+    return Results(tuple(sessions), tuple({each.key: each for each in found}.values()), tuple(peers))
 
 
 def one_line(shown: Row) -> str:

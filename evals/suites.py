@@ -82,7 +82,7 @@ def run(case: Case, draw: Draw, *, keep: Path | None = None) -> Result:
     with _folder(keep) as out:
         try:
             if case.suite == "synthetic":
-                made, delay, problem = _make(case, draw), None, ""
+                made, delay, problem = make(case, draw), None, ""
             else:
                 made, delay, problem = _train(case, draw, out)
         except CaseError as error:
@@ -114,8 +114,8 @@ def _folder(keep: Path | None) -> Iterator[Path]:
         yield Path(name)
 
 
-def _make(case: Case, draw: Draw) -> Made:
-    """Call the case's module."""
+def make(case: Case, draw: Draw) -> Made:
+    """Call a synthetic case's module."""
     program = case.folder / case.recipe.program
     spec = importlib.util.spec_from_file_location(program.stem, program)
     if spec is None or spec.loader is None:
