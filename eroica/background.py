@@ -14,7 +14,7 @@ from eroica.context import CaptureRecord, Context, PhaseRecord, Series
 from eroica.degradation import Change, Trigger
 from eroica.probe.environment import differences
 from eroica.samplers.evidence import Counted
-from eroica.samplers.standout import stand_out
+from eroica.samplers.standout import shared_cores, stand_out
 
 MOSTLY = 0.7
 """Share of the steps since the onset that must be slow: hiccups of the other kind lie between them."""
@@ -84,6 +84,7 @@ def context_of(
             for span in history.spans
         ],
         counters=stand_out(counters),
+        shared_cores=shared_cores(counters),
         captures=[CaptureRecord(rank, why) for rank, why in sorted(problems.items())],
     )
 

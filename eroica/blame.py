@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from eroica.causes import MORE_OPERATORS, Cause, busy_thread, cause_of, operator_ratio
+from eroica.causes import MORE_OPERATORS, OWN_CORE, Cause, busy_thread, cause_of, granted, operator_ratio
 from eroica.collectives import Float64s
 from eroica.critical_path import OWN_WORK, Activity
 from eroica.localization import EFFECT_FLOOR, Localization, Roles, family_quantile, nan_median
@@ -167,7 +167,7 @@ def stable_rises(stacked: Stacked, roles: Roles, where: Localization, iteration_
                 row = int(members[m])
                 rise = float(excess[m])
                 single = _single_function(stacked, where, row, activity, members[peers])
-                noisy = activity in _DIFFUSE and host_only
+                noisy = activity in _DIFFUSE and host_only and not _has_its_core(stacked, row, activity)
                 if noisy and operator_ratio(stacked, members[m : m + 1], members[peers]) >= MORE_OPERATORS:
                     noisy = False  # it has more to do: that is no preemption
                 contended = busy_thread(stacked, members[m : m + 1], members[peers]) if noisy else ""
@@ -193,6 +193,11 @@ def stable_rises(stacked: Stacked, roles: Roles, where: Localization, iteration_
     return found
 
 
+def _has_its_core(stacked: Stacked, row: int, activity: Activity) -> bool:
+    """Counters show that this rank never waits for a core in an activity: what takes longer there is no preemption."""
+    return granted(stacked, np.array([row], np.intp), activity) >= OWN_CORE
+
+
 def _single_function(stacked: Stacked, where: Localization, row: int, activity: Activity, peers: Indices) -> float:
     """Excess, in seconds per iteration, of the one function of this kind that is unusual on this rank; 0 = none is.
 
@@ -208,7 +213,7 @@ def _single_function(stacked: Stacked, where: Localization, row: int, activity: 
         np.maximum(stacked.beta[np.ix_(peers, columns)], floor[:, None]) * stacked.iteration_s[peers, None], axis=0
     )
     rise = mine - theirs
-    if activity in _COMPUTED and is_host_only(stacked):
+    if activity in _COMPUTED and is_host_only(stacked) and not _has_its_core(stacked, row, activity):
         rise = np.where((mine >= 2 * theirs) & (rise >= HOST_SINGLE_EFFECT * stacked.iteration_s[row]), rise, 0.0)
     return float(rise.max())
 

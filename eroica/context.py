@@ -16,6 +16,7 @@ import numpy as np
 from eroica.collectives import Float64s
 from eroica.intervals import Int64s
 from eroica.pattern import Stacked
+from eroica.samplers.standout import SharedCores
 
 SLOW_STEP = 1.5
 """A step of more than so many medians sticks out (design section 4, "recurring")."""
@@ -115,6 +116,7 @@ class Context:
     phases: Sequence[PhaseRecord] = ()
     counters: Sequence[Observation] = ()
     """The ones that stand out most first."""
+    shared_cores: Sequence[SharedCores] = ()
     captures: Sequence[CaptureRecord] = ()
 
 

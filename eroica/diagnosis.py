@@ -38,6 +38,7 @@ from eroica.levels import common_excess, heavy_roles, idle_excesses
 from eroica.localization import EFFECT_FLOOR, EXPECTED_BETA, Localization, Roles, localize_stacked, roles_of
 from eroica.network import slow_transfers
 from eroica.pattern import Stacked
+from eroica.placement import placed
 from eroica.rotation import rotating_excess
 
 ESTABLISHED_COVERAGE = 0.8
@@ -285,6 +286,7 @@ def _drafts(
                 for e in common_excess(stacked, context.baseline, iteration_s)
                 if e.activity is None or e.activity not in moving
             )
+    drafts = placed(stacked, drafts, context)
     drafts.sort(key=lambda d: -(d.impact.seconds_per_iteration or 0.0))
     return drafts
 

@@ -19,6 +19,7 @@ from eroica.causes import (
     STARVATION_EXPLAINS,
     Cause,
     cause_of,
+    granted,
 )
 from eroica.collectives import Float64s
 from eroica.critical_path import OWN_WORK, Activity
@@ -143,7 +144,12 @@ def common_excess(stacked: Stacked, baseline: Stacked, iteration_s: float) -> li
         cause = _common_cause(stacked, baseline, activity, rise, is_spot)
         found.append(Excess(everyone, "all", "stable", activity, grown, rise, min(rise / gap, 1.0), 1.0, cause))
     if not found and gap >= UNEXPLAINED_EFFECT * before_s:
-        cause = Cause("unknown", False, "no kind of work grew by a quarter of that or more", ())
+        why = "no kind of work grew by a quarter of that or more"
+        if stacked.world_size > len(stacked):
+            # What the others wait for may be one of these, and a wait for all looks like a long transfer.
+            why += ", and some ranks sent nothing"
+            everyone = everyone[:0]
+        cause = Cause("unknown", False, why, ())
         found.append(Excess(everyone, "all", "stable", None, None, gap, 0.0, 1.0, cause))
     return found
 
@@ -201,7 +207,7 @@ def _common_cause(stacked: Stacked, baseline: Stacked, activity: Activity, rise:
 def _crowded_now(stacked: Stacked, baseline: Stacked, activity: Activity, rise: float) -> str:
     """Sentence about training threads that wait for a core more than they did in the healthy window, if that explains
     the rise of the activity; "" otherwise."""
-    now, then = (_granted(of, activity) for of in (stacked, baseline))
+    now, then = (granted(of, np.arange(len(of), dtype=np.intp), activity) for of in (stacked, baseline))
     if not (now < CROWDED and now < then):
         return ""
     usual_s = float(np.median(baseline.activity_beta[:, activity] * baseline.iteration_s))
@@ -213,11 +219,3 @@ def _crowded_now(stacked: Stacked, baseline: Stacked, activity: Activity, rise: 
         f"ready to run, the training threads get a core {now:.0%} of the time, in the healthy window {then:.0%}: "
         f"waiting for one explains {min(explained, 1):.0%} of the longer time"
     )
-
-
-def _granted(of: Stacked, activity: Activity) -> float:
-    """Share of the CPU time wanted that training threads got in the functions of an activity. NaN = not measured."""
-    columns = [k for k, f in enumerate(of.functions) if f.activity == activity]
-    granted = np.where(of.mu_source == MU_SOURCES.index("cpu_granted"), of.mu, np.nan)[:, columns]
-    weight = np.where(np.isfinite(granted), of.beta[:, columns], 0.0)
-    return float((np.nan_to_num(granted) * weight).sum() / weight.sum()) if weight.any() else float("nan")

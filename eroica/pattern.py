@@ -9,7 +9,7 @@ form (`codec`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from eroica.collectives import Float32s, Float64s, Joined, Ledger, Peaks, join, 
 from eroica.critical_path import NUM_ACTIVITIES, OWN_WORK, Activity, CriticalPath, Int32s, UInt8s, critical_spans
 from eroica.intervals import Int64s
 from eroica.job import ProcessGroup
+from eroica.load import FEW_STEPS, explained_by_load, load_of
 from eroica.names import Phase, normal_kernel_name, read_host_name
 from eroica.trace import Category, CollectiveKind, Samples, Trace
 from eroica.utilisation import utilisation_of
@@ -337,6 +338,12 @@ def summarize(trace: Trace, samples: Samples | None = None) -> Summary:
     """
     path = critical_spans(trace)
     patterns, peaks = _patterns(trace, path, samples)
+    if path.iterations.count >= FEW_STEPS:
+        # What a function does not tell of its own work, the operators of the step may.
+        own = np.isin(path.activity, sorted(OWN_WORK))
+        own_s = np.bincount(path.iteration[own], path.owned_ns[own] / 1e9, path.iterations.count).astype(np.float64)
+        by_load = explained_by_load(own_s, load_of(trace, path.iterations))
+        peaks = replace(peaks, by_work=np.where(np.isnan(peaks.by_work), by_load, peaks.by_work))
     ledger = ledger_of(trace, path, peaks)
     num_kernels = int(np.count_nonzero(trace.category == Category.KERNEL))
     num_launches = int(np.count_nonzero((trace.category == Category.RUNTIME) & (trace.correlation > 0)))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from eroica.blame import HOST_SPREAD_FLOOR, SPREAD_FLOOR, Excess, is_host_only
+from eroica.blame import HOST_CROWDED_EFFECT, HOST_SPREAD_FLOOR, SPREAD_FLOOR, Excess, is_host_only
 from eroica.causes import ON_THE_CPU, STARVATION_EXPLAINS, WORK_EXPLAINS, Cause, cause_of, crowding
 from eroica.collectives import Float64s
 from eroica.context import PhaseRecord, Recurrence
@@ -178,6 +178,8 @@ def _of_functions(
         cause = Cause("unknown", False, "no named function holds the excess of these steps", ())
     else:
         cause = _rotating_cause(stacked, activity, cells, total)
+    if cause.cause == "cpu_contention" and is_host_only(stacked) and mean_s < HOST_CROWDED_EFFECT * iteration_s:
+        return None  # as much as other programs take from any rank of a busy host
     by_rank = np.bincount(cells[:, 0], weights=excess_s, minlength=len(stacked))
     steps_hit = int((cells[:, 0] == by_rank.argmax()).sum())
     if by_rank.max() >= ONE_RANK * total:
@@ -250,7 +252,7 @@ def _rotating_cause(stacked: Stacked, activity: Activity, cells: npt.NDArray[np.
     by_work = stacked.top_by_work[cells[:, 0], cells[:, 1]]
     told = by_work[np.isfinite(by_work)]
     if (
-        activity in (Activity.COMPUTE, Activity.OPERATOR, Activity.MEMORY)
+        activity in (Activity.COMPUTE, Activity.OPERATOR, Activity.MEMORY, Activity.PYTHON)
         and len(told)
         and np.median(told) >= WORK_EXPLAINS
     ):

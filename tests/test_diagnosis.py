@@ -155,6 +155,30 @@ def test_a_little_contention_does_not_explain_a_rank_that_takes_twice_as_long(fu
     assert verdict.verdict.ranks == "1" and verdict.verdict.cause != "cpu_contention"
 
 
+@pytest.mark.parametrize(("granted", "found"), [(0.99, "1"), (0.9, ""), (None, "")])
+def test_an_operator_that_takes_longer_where_its_rank_has_its_core_is_no_preemption(
+    granted: float | None, found: str
+) -> None:
+    ranks = []
+    for rank in range(4):
+        own = 0.6 if rank == 1 else 0.5
+        told = {MATMUL: granted} if granted is not None else {}
+        meet = [h.Sample(0.7 - own, work_before=own)]
+        ranks.append(
+            h.Rank(
+                own=own,
+                length=0.7,
+                samples=meet,
+                functions={MATMUL: own - 0.1, PYTHON: 0.1},
+                mu=told,
+                mu_source=MU_SOURCES.index("cpu_granted"),
+                has_device=False,
+            )
+        )
+    verdict = answer(h.job(ranks)).verdict
+    assert (verdict.ranks, verdict.cause) == (found, "unknown" if found else "none")
+
+
 def test_a_host_on_which_all_wait_alike_for_cores_blames_no_rank_for_it() -> None:
     verdict = answer(starved(MATMUL, 1.0, 0.3, usual=0.3))
     assert verdict.verdict.cause != "cpu_contention"

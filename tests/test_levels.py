@@ -90,6 +90,11 @@ def test_time_that_nothing_explains_is_told_as_such_and_not_as_health(size: int)
     assert made.findings[0].impact.seconds_per_iteration == pytest.approx(0.030, abs=1e-4)
 
 
+def test_time_that_nothing_explains_blames_nobody_where_a_rank_sent_nothing() -> None:
+    made = compared(job(4, USUAL, idle=0.030)[:3], job(4, USUAL))
+    assert (made.kind, made.verdict.scope, made.verdict.ranks) == ("slow", "all", "")
+
+
 @SIZES
 def test_everything_longer_for_want_of_a_core_is_contention(size: int) -> None:
     doubled = {function: 2 * seconds for function, seconds in USUAL.items()}

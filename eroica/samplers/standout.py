@@ -43,6 +43,17 @@ class Observation:
     """Value, or its distance to peers, over the least that counts: to order them, 1 at least."""
 
 
+@dataclass(frozen=True, slots=True)
+class SharedCores:
+    """Ranks of one host that may run on the same cores, directly or by way of each other."""
+
+    host: str
+    ranks: tuple[int, ...]
+    num_cores: int
+    strangers: float
+    """Cores that programs which are not of the job use among these, and on no others."""
+
+
 def _share(value: float) -> str:
     return f"{value:.0%}"
 
@@ -288,6 +299,32 @@ def _far_devices(host: str, every: Sequence[Counted]) -> Iterator[Observation]:
                     f"{clean(device['name'])} is attached to cores {clean(device['labels']['cpus'])}"
                 )
                 yield Observation(host, f"rank {rank}", rank, "far_device", 1.0, None, text, 2.0)
+
+
+def shared_cores(hosts: Mapping[str, Sequence[Counted]]) -> tuple[SharedCores, ...]:
+    """Which ranks share which cores, by where they may run."""
+    found = []
+    for host, every in hosts.items():
+        groups: list[tuple[set[int], set[int]]] = []
+        for counted in every:
+            cores = set(parse_cores(counted["labels"].get("cpus", "")))
+            if counted["kind"] != "rank" or counted["rank"] is None or not cores:
+                continue
+            ranks = {counted["rank"]}
+            for other in [group for group in groups if group[1] & cores]:
+                groups.remove(other)
+                ranks, cores = ranks | other[0], cores | other[1]
+            groups.append((ranks, cores))
+        for ranks, cores in groups:
+            strangers = sum(
+                counted["values"].get("cpu", 0.0)
+                for counted in every
+                if counted["kind"] == "process"
+                and (bound := parse_cores(counted["labels"].get("cpus", "")))
+                and bound <= cores
+            )
+            found.append(SharedCores(host, tuple(sorted(ranks)), len(cores), strangers))
+    return tuple(found)
 
 
 def stand_out(hosts: Mapping[str, Sequence[Counted]]) -> tuple[Observation, ...]:

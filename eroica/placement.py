@@ -1,0 +1,73 @@
+"""Whose contention for cores it is: that of the ranks which show it, or that of a host which lets its ranks meet.
+
+Where ranks share fewer cores than they are, the slow ones are those that happen to run beside each other, and in the
+next window others do. To name the ranks of one window would be wrong then: the finding is the host's. A program that is
+not of the job and runs on the cores of some ranks only leaves it with these. Used by `diagnosis`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from eroica.context import Context
+from eroica.draft import Draft
+from eroica.findings import Evidence
+from eroica.job import format_ranks
+from eroica.pattern import Stacked
+from eroica.samplers.standout import HOG_CORES, SharedCores
+
+RUNNABLE = "runnable_per_core"
+
+
+def placed(stacked: Stacked, drafts: Sequence[Draft], context: Context) -> list[Draft]:
+    """The drafts, those of contention given to the hosts whose it is; of several for one host the dearest stays."""
+    kept: list[Draft] = []
+    told: set[tuple[str, ...]] = set()
+    for draft in sorted(drafts, key=lambda d: -(d.impact.seconds_per_iteration or 0.0)):
+        if draft.cause.cause == "cpu_contention" and draft.scope in ("rank", "host") and len(draft.ranks):
+            ranks = set(stacked.ranks[draft.ranks].tolist())
+            groups = [group for group in context.shared_cores if ranks & set(group.ranks)]
+            if groups and all(_is_of_host(group, stacked, context) for group in groups):
+                made = _of_hosts(stacked, draft, groups)
+                if made.hosts in told:
+                    continue
+                told.add(made.hosts)
+                draft = made
+        kept.append(draft)
+    return kept
+
+
+def _is_of_host(group: SharedCores, stacked: Stacked, context: Context) -> bool:
+    """Who of the group is slow is chance."""
+    everyone = {
+        rank for rank, host in zip(stacked.ranks.tolist(), stacked.hosts, strict=True) if host in (group.host, "")
+    }
+    is_whole = everyone <= set(group.ranks)
+    if len(group.ranks) < 2 or (group.strangers >= HOG_CORES and not is_whole):
+        return False
+    busy = any(o.name == RUNNABLE and o.host == group.host for o in context.counters)
+    return len(group.ranks) > group.num_cores or (busy and is_whole)
+
+
+def _of_hosts(stacked: Stacked, draft: Draft, groups: Sequence[SharedCores]) -> Draft:
+    hosts = tuple(sorted({stacked.hosts[row] for row in draft.ranks} - {""}))
+    rows = [row for row, host in enumerate(stacked.hosts) if host in hosts] or draft.ranks.tolist()
+    seen = format_ranks(stacked.ranks[draft.ranks].tolist())
+    shared = "; ".join(
+        f"ranks {format_ranks(group.ranks)} share {group.num_cores} core{'s' if group.num_cores > 1 else ''}"
+        + (f" of {group.host}" if group.host else "")
+        for group in groups
+    )
+    text = (
+        f"{shared}: who runs beside whom is chance, so that the ranks slowed in this window ({seen}) are not the cause"
+    )
+    return replace(
+        draft,
+        scope="host",
+        ranks=np.array(rows, np.intp),
+        hosts=hosts,
+        evidence=(*draft.evidence, Evidence(text, "counters", {"ranks": seen})),
+    )
