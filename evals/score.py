@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from eroica.findings import Diagnosis, Finding
+from eroica.findings import Diagnosis, Finding, Impact, PatternValues
 from eroica.job import parse_ranks
 from evals.truth import Answer, Expected, Truth
 
@@ -120,7 +120,7 @@ def _who_is_right(answer: Answer, ranks: frozenset[int], finding: Finding, expec
 def score(diagnoses: Sequence[Diagnosis], truth: Truth) -> Score:
     """Judge all diagnoses that were made of a job."""
     told = [(d, f, diagnosis, finding) for d, diagnosis in enumerate(diagnoses)
-            for f, finding in enumerate(diagnosis.findings)]  # fmt: skip
+            for f, finding in enumerate(diagnosis.findings or _recovery(diagnosis))]  # fmt: skip
     found, near, costs, right = [], [], list[float | None](), set[tuple[int, int]]()
     for expected in truth.faults:
         faults = [wrong(finding, expected, truth, diagnosis) for _, _, diagnosis, finding in told]
@@ -154,6 +154,34 @@ def score(diagnoses: Sequence[Diagnosis], truth: Truth) -> Score:
     )
 
 
+def _recovery(diagnosis: Diagnosis) -> tuple[Finding, ...]:
+    """A trouble that is over has no findings; its verdict is the answer."""
+    if diagnosis.kind != "recovered":
+        return ()
+    nothing, verdict = PatternValues(), diagnosis.verdict
+    return (
+        Finding(
+            id="",
+            cause=verdict.cause,
+            scope=verdict.scope,
+            ranks=verdict.ranks,
+            hosts=verdict.hosts,
+            steps="once",
+            function=None,
+            pattern=nothing,
+            peers=nothing,
+            expected=nothing,
+            distance=None,
+            delta=None,
+            impact=Impact(),
+            confidence=verdict.confidence,
+            evidence=tuple(diagnosis.evidence),
+            ruled_out=(),
+            advice=verdict.summary,
+        ),
+    )
+
+
 def _closest(findings: Sequence[Finding], faults: Sequence[str | None], expected: Expected) -> str:
     """What stands nearest to a missed fault: the finding of its ranks if there is one, else the first."""
     if not findings:
@@ -175,11 +203,11 @@ def _false_blame(finding: Finding, diagnosis: Diagnosis, truth: Truth) -> str | 
             return None
     named = f"{finding.cause} of scope {finding.scope} on ranks {finding.ranks or 'none'}, {_text(finding)[:80]}"
     if not truth.faults:
-        return named
+        return None if finding.cause == "none" and not finding.ranks else named
     ranks, hosts = frozenset(parse_ranks(finding.ranks)), frozenset(finding.hosts)
     causes = frozenset().union(*(expected.answer.causes for expected in truth.faults))
     if not ranks and not hosts:
-        return None if finding.cause in causes | {"unknown"} else named
+        return None if finding.cause in causes | {"unknown", "none"} else named
     for expected in truth.faults:
         on_culprits = expected.answer.who == "ranks" and ranks and ranks <= truth.culprits
         same_hosts = expected.answer.who in ("hosts", "link") and (hosts or truth.hosts_of(ranks)) == expected.hosts
