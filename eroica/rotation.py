@@ -67,7 +67,7 @@ def rotating_excess(
         over[excess.ranks] = np.where(kind[excess.ranks] == excess.activity, np.nan, over[excess.ranks])
     cells, mean_s = _moving(stacked, over, iteration_s, recurrence)
     if len(cells):
-        return _of_functions(stacked, over, cells, mean_s, iteration_s, recurrence, phases)
+        return _of_functions(stacked, roles, over, cells, mean_s, iteration_s, recurrence, phases)
     if is_host_only(stacked) or stable:
         return None
     idle = np.where(
@@ -142,6 +142,7 @@ def _moving(
 
 def _of_functions(
     stacked: Stacked,
+    roles: Roles,
     over: Float64s,
     cells: npt.NDArray[np.intp],
     mean_s: float,
@@ -186,6 +187,10 @@ def _of_functions(
         if steps_hit < FEW_ROTATING and recurrence is None:
             return None  # a hiccup or two, and noise beside it
         culprit = np.array([by_rank.argmax()], np.intp)
+        if noted is None and cause.cause == "sync_amplification" and activity is not None:
+            # That is what changing ranks do to each other; one that is late again and again has a cause of its own.
+            peers = np.setdiff1d(roles.members(int(roles.of[culprit[0]])), culprit)
+            cause = cause_of(stacked, activity, culprit, peers, mean_s, Phase.NONE)
         steps = _spacing(stacked.steps[cells[cells[:, 0] == culprit[0], 1]], recurrence)
         return Excess(culprit, "rank", steps, activity, named, mean_s, coverage, len(hit) / num_steps, cause)
     return Excess(
@@ -248,6 +253,26 @@ def _waited_s(stacked: Stacked, activity: Activity, rows: npt.NDArray[np.intp]) 
     return float((spent_s * (1 - np.nan_to_num(granted, nan=0.0))).sum())
 
 
+ALL_HAVE_IT = 0.5
+"""Share of the other ranks that have more work in a step as well, and share of the excess that it makes on them: then
+the step is of another kind, and work is not what sets one rank apart."""
+
+
+def _is_work_of_all(stacked: Stacked, cells: npt.NDArray[np.intp]) -> bool:
+    """In most of these cells the other ranks have more of the same work than usual, too: generation and training by
+    turns differ in work from step to step, not from rank to rank."""
+    told = []
+    for w, i in cells:
+        others = np.arange(len(stacked)) != w
+        alike = (
+            (stacked.top_function[others, i] == stacked.top_function[w, i])
+            & (np.nan_to_num(stacked.top_by_work[others, i]) >= WORK_EXPLAINS)
+            & (stacked.top_excess_s[others, i] >= ALL_HAVE_IT * stacked.top_excess_s[w, i])
+        )
+        told.append(float(alike.mean()) >= ALL_HAVE_IT)
+    return float(np.mean(told)) >= ALL_HAVE_IT
+
+
 def _rotating_cause(stacked: Stacked, activity: Activity, cells: npt.NDArray[np.intp], total_s: float) -> Cause:
     by_work = stacked.top_by_work[cells[:, 0], cells[:, 1]]
     told = by_work[np.isfinite(by_work)]
@@ -255,6 +280,7 @@ def _rotating_cause(stacked: Stacked, activity: Activity, cells: npt.NDArray[np.
         activity in (Activity.COMPUTE, Activity.OPERATOR, Activity.MEMORY, Activity.PYTHON)
         and len(told)
         and np.median(told) >= WORK_EXPLAINS
+        and not _is_work_of_all(stacked, cells)
     ):
         return Cause(
             "load_imbalance",
