@@ -591,7 +591,10 @@ def history_of(watch: Watch, spans: Sequence[Record], environment: Mapping[str, 
     since_ns = laps[0].start_ns if laps else 0
     return History(
         laps=tuple(
-            Lap(before.step, lap.start_ns + shift_ns, lap.duration_ns, lap.pause.value if lap.pause else "")
+            Lap(
+                *(before.step, lap.start_ns + shift_ns, lap.duration_ns, lap.pause.value if lap.pause else ""),
+                *(lap.num_batches, lap.num_collectives),
+            )
             for before, lap in pairwise(laps)
         ),
         spans=tuple(
@@ -600,6 +603,7 @@ def history_of(watch: Watch, spans: Sequence[Record], environment: Mapping[str, 
             if record.begin_ns >= since_ns
         ),
         environment=environment,
+        changes=tuple(watch.degradation.triggers),
     )
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import median, median_low
 
-from eroica.context import CaptureRecord, Context, PhaseRecord, Series
+from eroica.context import CaptureRecord, Context, PhaseRecord, Series, Turn
 from eroica.degradation import Change, Trigger
 from eroica.probe.environment import differences
 from eroica.samplers.evidence import Counted
@@ -30,6 +30,8 @@ class Lap:
     duration_ns: int
     pause: str
     """What else happened in it: "evaluation", "checkpoint", ...; "" if nothing is known."""
+    num_batches: int = 0
+    num_collectives: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ class History:
     """In the time of the laps."""
     environment: Mapping[str, object] = field(default_factory=dict)
     """The last snapshot; empty if the probe took none."""
+    changes: tuple[Trigger, ...] = ()
+    """Of its pace, as far as they are remembered."""
 
 
 def context_of(
@@ -70,6 +74,7 @@ def context_of(
         # Evaluations explain themselves, and so do earlier windows. Saves and compilations do not.
         return lap.pause in ("", "checkpoint", "compile") or (lap.pause == "capture" and lap.step in window)
 
+    onset = _onset(histories, cause) if cause is not None else None
     return Context(
         environment=_environment({rank: history.environment for rank, history in histories.items()}),
         series=[
@@ -77,7 +82,7 @@ def context_of(
             for rank, history in sorted(histories.items())
             if (laps := [lap for lap in history.laps if counts(lap)])
         ],
-        onset=_onset(histories, cause) if cause is not None else None,
+        onset=onset,
         phases=[
             PhaseRecord(rank, _KINDS.get(span.name, span.name), span.step, span.duration_ns / 1e9)
             for rank, history in sorted(histories.items())
@@ -86,6 +91,11 @@ def context_of(
         counters=stand_out(counters),
         shared_cores=shared_cores(counters),
         captures=[CaptureRecord(rank, why) for rank, why in sorted(problems.items())],
+        noticed=_turn(cause) if cause is not None else None,
+        turns=_turns(histories),
+        earlier_capture=(
+            _earlier_capture(histories, onset, cause, window) if cause is not None and onset is not None else None
+        ),
     )
 
 
@@ -110,6 +120,54 @@ def _environment(snapshots: Mapping[int, Mapping[str, object]]) -> dict[str, obj
             for difference in apart
         ],
     }
+
+
+def _turn(change: Trigger) -> Turn:
+    return Turn(change.step, change.change.value, change.baseline_ns / 1e9, change.observed_ns / 1e9)
+
+
+def _turns(histories: Mapping[int, History]) -> tuple[Turn, ...]:
+    """Slow and usual levels by turns, as the rank saw them that saw most of them: ranks of a job slow down together."""
+    told = [
+        [c for c in history.changes if c.change is Change.SLOW or c.ended is Change.SLOW]
+        for _, history in sorted(histories.items())
+    ]
+    return tuple(_turn(change) for change in max(told, key=len, default=[]))
+
+
+RIGHT_AFTER = 3
+"""Iterations from the end of a window of ours to the first slow one, at most: the onset is not known better."""
+BEFORE, AFTER = 10, 5
+"""Iterations on either side of that window that must show the two levels."""
+JUMPS = 0.7
+"""Share of the slowdown that must be there at once after that window, and must not be there before it: a trend that
+began before, or goes on, is something else's."""
+
+
+def _earlier_capture(
+    histories: Mapping[int, History], onset: int, cause: Trigger, window: range
+) -> tuple[int, int] | None:
+    """First and last step of a window of ours with whose end the slowdown began, on most ranks; None without one."""
+    found: list[tuple[int, int]] = []
+    gap_ns = cause.observed_ns - cause.baseline_ns
+    for history in histories.values():
+        laps = [lap for lap in history.laps if lap.step not in window]
+        ends = [i for i, lap in enumerate(laps) if lap.pause == "capture" and lap.step < onset]
+        if not ends or sum(laps[ends[-1]].step < lap.step < onset for lap in laps) > RIGHT_AFTER:
+            continue
+        first = last = ends[-1]
+        while first and laps[first - 1].pause == "capture":
+            first -= 1
+        before = [lap.duration_ns for lap in laps[:first] if not lap.pause][-BEFORE:]
+        after = [lap.duration_ns for lap in laps[last + 1 :] if not lap.pause][:AFTER]
+        if (
+            before
+            and after
+            and median(before) - cause.baseline_ns <= (1 - JUMPS) * gap_ns
+            and median(after) - cause.baseline_ns >= JUMPS * gap_ns
+        ):
+            found.append((laps[first].step, laps[last].step))
+    return median_low(found) if 2 * len(found) > len(histories) else None
 
 
 def _onset(histories: Mapping[int, History], cause: Trigger) -> int | None:

@@ -97,6 +97,10 @@ ADVICE = {
         "spread its flows to confirm."
     ),
     "intra_node_link": "Check the links between devices on this host (nvidia-smi nvlink -s, topo -m, Xid messages).",
+    "profiler_overhead": (
+        "Our own tracing has left something attached: restart the ranks at their next checkpoint (or detach it; CUPTI "
+        "is torn down after each capture under TEARDOWN_CUPTI=1), and capture this job no more until then."
+    ),
     "sync_amplification": (
         "Small random delays of changing ranks add up at each synchronisation: remove their source, or pace the "
         "early ranks."

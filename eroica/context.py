@@ -26,6 +26,9 @@ RECURRENT_SHARE = 0.05
 """And their excess must make up this share of the time."""
 LIKE = 0.5
 """Steps that recur are alike: each has at least this share of the others' excess."""
+IRREGULAR_STEPS = 12
+"""Where nobody noticed that they recur, so many must stick out unless they have one period: hiccups do so three times
+in 300, too (`degradation.IRREGULAR`)."""
 REGULAR_SHARE = 0.75
 """Share of the spacings between such steps that must be one period, or several, to call them periodic."""
 FEW_STEPS = 8
@@ -62,6 +65,20 @@ class CaptureRecord:
     state: str
     """In words: "done", "late", "busy", "unable", ...; `commands.State` in lower case."""
     reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A change of pace, as the watcher noticed it."""
+
+    step: int
+    """Some iterations after it began."""
+    change: str
+    """`degradation.Change` by its value: "slow", "recurring", "drift", "recovered"."""
+    usual_s: float
+    """What an iteration takes at its best."""
+    observed_s: float
+    """What it takes now."""
 
 
 class Observation(Protocol):
@@ -118,6 +135,12 @@ class Context:
     """The ones that stand out most first."""
     shared_cores: Sequence[SharedCores] = ()
     captures: Sequence[CaptureRecord] = ()
+    noticed: Turn | None = None
+    """Why the window was taken; None where nobody noticed anything."""
+    turns: Sequence[Turn] = ()
+    """All that was noticed of slow and usual levels so far, this one included."""
+    earlier_capture: tuple[int, int] | None = None
+    """First and last step of a window of ours, if the onset lies right behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +167,9 @@ def durations_of(series: Sequence[Series]) -> tuple[Int64s, Float64s]:
     return unique, np.array([float(np.median(part)) for part in parts])
 
 
-def recurrence_of(series: Sequence[Series], onset: int | None = None) -> Recurrence | None:
-    """Steps that stick out again and again, from `onset` on if that is told; None if there are none."""
+def recurrence_of(series: Sequence[Series], onset: int | None = None, *, is_noticed: bool = True) -> Recurrence | None:
+    """Steps that stick out again and again, from `onset` on if that is told; None if there are none. `is_noticed`: the
+    watcher says that they do."""
     steps, seconds = durations_of(series)
     if onset is not None:
         steps, seconds = steps[steps >= onset], seconds[steps >= onset]
@@ -164,6 +188,8 @@ def recurrence_of(series: Sequence[Series], onset: int | None = None) -> Recurre
     period = int(np.median(spacing))
     # The step after a slow one may be slow too; a slow one may have been missed.
     regular = period > 1 and float(np.mean((spacing % period == 0) & (spacing > 0))) >= REGULAR_SHARE
+    if not regular and not is_noticed and len(slow) < IRREGULAR_STEPS:
+        return None
     return Recurrence(steps[slow], period if regular else None, share)
 
 

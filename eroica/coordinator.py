@@ -54,6 +54,8 @@ class Policy:
     """Capture a window after warm-up, so that later ones have something to be compared with."""
     baseline_after: int = 24
     """Iterations that a rank must have behind it then: twice the warm-up of `degradation`."""
+    warmer: float = 1.5
+    """So many times as fast as before the baseline window: that one was of the warm-up, and another is due."""
     window_s: float = 2.0
     """Aimed at: noise of the host evens out over some seconds, and the trace stays small."""
     fewest: int = 10
@@ -73,7 +75,7 @@ class Policy:
     rest_s: float = 20.0
     """Between the end of one window and the next of its own accord; a window costs the job a few per cent."""
     tries: int = 3
-    """Starts that are moved ahead because a rank was late."""
+    """Starts that are moved ahead because a rank was late; windows taken anew since another phase lay in them."""
     look_again_s: float = 1.0
     """A rank that stands still is looked at twice, so far apart; the second look counts."""
     look_later_s: float = 10.0
@@ -121,6 +123,8 @@ class Window:
     committed: bool = False
     deadline_ns: int = 0
     num_tries: int = 1
+    num_misses: int = 0
+    """Windows before it that held none of the iterations that were slow."""
 
 
 @dataclass(slots=True)
@@ -166,6 +170,8 @@ WHY = {
 }
 
 
+MOST_BASELINES = 3
+"""Windows in search of the healthy level, at most: a job that becomes faster again and again has none."""
 GONE = "has ended"
 """The same of a rank that no longer lives."""
 
@@ -201,6 +207,9 @@ class Coordinator:
         self._dead: set[int] = set()
         self._is_crash_told = False
         self._again: _Again | None = None
+        self._baseline_pace_s = 0.0
+        """Of the iterations before the last baseline window; 0 before the first."""
+        self._baselines_left = MOST_BASELINES
         self._events_per_iteration = 0.0
         """On the rank that has most, as windows of this start of the job have shown; 0 before the first."""
 
@@ -251,10 +260,19 @@ class Coordinator:
         again = self._again
         if again is not None and now_ns >= again.due_ns and self.look is None:
             self._look_at(again.rank, again.trigger, now_ns)
+        if self._was_baseline_early():
+            self.has_baseline = False
         if not self.has_baseline and self._wanted is None and self.window is None and self._is_warm():
             self.has_baseline = True
             self._wanted = self._new_window("baseline", None, None, now_ns)
         self._begin(now_ns)
+
+    def _was_baseline_early(self) -> bool:
+        """The job has become so much faster since that the first window was of its warm-up: one more is due."""
+        if not self._baseline_pace_s or self._baselines_left <= 0 or not self._is_warm():
+            return False
+        pace_s = max(s.iteration_s or 0.0 for s in self.standings.values())
+        return 0 < pace_s * self.policy.warmer < self._baseline_pace_s
 
     def _is_warm(self) -> bool:
         alive = [s for s in self.standings.values() if s.is_alive]
@@ -293,6 +311,7 @@ class Coordinator:
         self._is_crash_told = False
         self._events_per_iteration = 0.0
         self._wanted = self._again = None
+        self._baseline_pace_s, self._baselines_left = 0.0, MOST_BASELINES
 
     def _notice(self, rank: int, trigger: Trigger, now_ns: int) -> None:
         if trigger.generation != self._generation and self.standings:
@@ -325,6 +344,9 @@ class Coordinator:
             return
         self._wanted = None
         self.window = window
+        if window.trigger == "baseline":
+            self._baseline_pace_s = max(s.iteration_s or 0.0 for s in learnt)
+            self._baselines_left -= 1
         window.ranks = tuple(sorted(alive))
         self._propose(window, learnt, now_ns)
 
@@ -472,9 +494,29 @@ class Coordinator:
     def _close(self, now_ns: int) -> None:
         window, self.window = self.window, None
         assert window is not None
+        if self._has_missed(window):
+            # Another phase of the job lay in the window: a longer one meets the phase that was slow.
+            longer = min(2 * window.num_iterations, self.policy.most)
+            self._rest_until_ns = now_ns
+            self._wanted = self._wanted or replace(
+                self._new_window(window.trigger, window.cause, window.rank, now_ns),
+                num_iterations=longer,
+                num_misses=window.num_misses + 1,
+            )
+            self._begin(now_ns)
+            return
         self._rest_until_ns = now_ns + round(self.policy.rest_s * 1e9) if window.trigger != "baseline" else now_ns
         self._on_window(window)
         self._begin(now_ns)
+
+    def _has_missed(self, window: Window) -> bool:
+        """None of the window's iterations is of the kind that was slow, and it is worth another try."""
+        cause = window.cause
+        if cause is None or cause.change is not Change.SLOW or window.num_misses >= self.policy.tries:
+            return False
+        steps = range(window.start, window.start + window.num_steps)
+        laps = [lap for history in window.histories.values() for lap in history.laps if lap.step in steps]
+        return bool(laps) and not any(cause.is_like(lap.num_batches, lap.num_collectives) for lap in laps)
 
     def _leave(self, now_ns: int) -> None:
         """Give up the window under way."""

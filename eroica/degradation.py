@@ -60,6 +60,13 @@ class Trigger:
     """STALLED: what the rank was doing, beyond its limit."""
     is_opening: bool = False
     """STALLED: before the first iteration of this start, where a long silence is usual."""
+    num_batches: int = 0
+    num_collectives: int = 0
+    """Of that iteration: with the batches what tells kinds apart."""
+
+    def is_like(self, num_batches: int, num_collectives: int) -> bool:
+        """Whether an iteration is of the kind that showed it."""
+        return num_batches == self.num_batches and are_alike(num_collectives, self.num_collectives)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +118,12 @@ IRREGULAR = 12
 in 300 have a chance of 1e-4. Three or four suffice at equal distances (`_spacing`)."""
 
 
+def are_alike(num: int, usual: int) -> bool:
+    """Numbers of collectives of iterations of one kind. Other operations, other phase: a rollout calls other
+    collectives than training. A few more or fewer (a log line, a check) make no other kind."""
+    return usual / 2 <= num <= 2 * usual
+
+
 @dataclass(slots=True)
 class _Slow:
     """One slow iteration."""
@@ -158,6 +171,10 @@ class Degradation:
         if iteration.pause is Pause.EVALUATION and iteration.resumed_ns is not None:
             # What came after the evaluation is a whole update, and often the first of an epoch.
             is_resumed, duration_ns = True, iteration.end_ns - iteration.resumed_ns
+        if iteration.pause is Pause.CAPTURE:
+            for tracks in self._tracks.values():
+                for known in tracks:
+                    known.learn_early()
         # Evaluations and our own windows are long for a reason that needs no diagnosis. Saves and compilations count
         # below, where only their repetition is a fault. A skipped step is shorter than a real one.
         if (
@@ -227,9 +244,7 @@ class Degradation:
         tracks = self._tracks.get(kind)
         num = iteration.num_collectives
         for track in tracks or ():
-            # Other operations, other phase: a rollout calls other collectives than training. A few more or fewer (a
-            # log line, a check) make no other kind.
-            if track.num_collectives / 2 <= num <= 2 * track.num_collectives:
+            if are_alike(num, track.num_collectives):
                 return track
         for old in [k for k in self._tracks if k[0] < iteration.unit]:  # The unit was learnt anew.
             self._num_tracks -= len(self._tracks.pop(old))
@@ -379,6 +394,8 @@ class Degradation:
             ended=ended,
             pause=pause,
             is_opening=is_opening,
+            num_batches=last.num_batches if last else 0,
+            num_collectives=last.num_collectives if last else 0,
         )
         self.triggers.append(made)
         return made

@@ -16,9 +16,20 @@ import numpy as np
 from eroica.blame import stable_excesses, too_few
 from eroica.collectives import Float64s
 from eroica.context import Context, healthy_s, recurrence_of
+from eroica.course import course_of
 from eroica.critical_path import Activity
 from eroica.detail import detail_of, waits_of
-from eroica.draft import Draft, excess_draft, finding_of, network_draft, readable_s, with_records
+from eroica.draft import (
+    Draft,
+    capture_draft,
+    excess_draft,
+    finding_of,
+    level_draft,
+    network_draft,
+    readable_s,
+    with_course,
+    with_records,
+)
 from eroica.findings import (
     Consequence,
     Coverage,
@@ -34,9 +45,10 @@ from eroica.findings import (
 from eroica.held import beside, held_drafts
 from eroica.impact import Pricer, iteration_of
 from eroica.job import format_missing, format_ranks
-from eroica.levels import common_excess, heavy_roles, idle_excesses
+from eroica.levels import common_excess, does_other_work, heavy_roles, idle_excesses
 from eroica.localization import EFFECT_FLOOR, EXPECTED_BETA, Localization, Roles, localize_stacked, roles_of
 from eroica.network import slow_transfers
+from eroica.pace import EFFECT
 from eroica.pattern import Stacked
 from eroica.placement import placed
 from eroica.rotation import rotating_excess
@@ -48,6 +60,12 @@ LEAST_EXPLAINED = 0.05
 """With less of the window explained, the traces say nothing: no conclusion, not even "healthy"."""
 MANY_WAIT = 0.02
 """Share of the iteration that a rank must wait to be listed among the consequences."""
+OTHER_KIND = 0.7
+"""Times the usual length: iterations that are shorter still are not of the kind that was slow."""
+OTHER_WORK_NOTE = (
+    "the iterations of the window do other work than those of the healthy window, as in another phase of the job: the "
+    "two are not compared"
+)
 DETAIL_FUNCTIONS = 60
 """Functions that a page draws."""
 
@@ -174,6 +192,14 @@ def diagnose(stacked: Stacked, context: Context | None = None) -> Diagnosis:
 def diagnose_in_detail(stacked: Stacked, context: Context | None = None) -> tuple[Diagnosis, Detail]:
     """`diagnose`, with the numbers behind it for a page."""
     context = context or Context()
+    if (
+        context.baseline is not None
+        and context.trigger != "offline"
+        and len(stacked)
+        and len(context.baseline)
+        and does_other_work(stacked, context.baseline)
+    ):
+        context = replace(context, baseline=None, notes=(*context.notes, OTHER_WORK_NOTE))
     iteration_s = iteration_of(stacked)
     roles = roles_of(stacked) if len(stacked) else Roles(np.empty(0, np.int32), (), "functions")
     where = localize_stacked(stacked, roles, context.baseline)
@@ -205,6 +231,8 @@ def diagnose_in_detail(stacked: Stacked, context: Context | None = None) -> tupl
         hosts.setdefault(host or "unknown", []).append(rank)
     baseline_s = iteration_of(context.baseline) if context.baseline is not None else healthy_s(context)
     kind, verdict = _verdict(stacked, findings, coverage, usable, partial)
+    if kind == "healthy" and _is_over(context, iteration_s, baseline_s):
+        kind, verdict = "recovered", _recovered(context, iteration_s, verdict)
     marked = len(stacked) > 0 and stacked.summaries[0].steps_by != "window"
     diagnosis = Diagnosis(
         job=context.job,
@@ -243,6 +271,34 @@ def diagnose_in_detail(stacked: Stacked, context: Context | None = None) -> tupl
     return diagnosis, detail
 
 
+def _is_over(context: Context, iteration_s: float, baseline_s: float | None) -> bool:
+    """What was noticed had passed before the window began. Single slow iterations may come again, and a trend does not
+    end: neither is over because a window shows none of it."""
+    noticed = context.noticed
+    if noticed is None or noticed.change != "slow" or noticed.usual_s <= 0:
+        return False
+    usual_s = baseline_s if baseline_s is not None else noticed.usual_s
+    most_s = max(1 + EFFECT, (1 + noticed.observed_s / noticed.usual_s) / 2) * usual_s
+    return OTHER_KIND * noticed.usual_s < iteration_s < most_s
+
+
+def _is_slow_still(context: Context, iteration_s: float) -> bool:
+    """Slow by the series alone."""
+    noticed = context.noticed
+    return noticed is not None and noticed.change == "slow" and not _is_over(context, iteration_s, None)
+
+
+def _recovered(context: Context, iteration_s: float, verdict: Verdict) -> Verdict:
+    noticed = context.noticed
+    assert noticed is not None
+    summary = (
+        f"slow by step {noticed.step} ({readable_s(noticed.observed_s)} per iteration instead of "
+        f"{readable_s(noticed.usual_s)}), gone in the window ({readable_s(iteration_s)}): who or what it was cannot be "
+        "told any more"
+    )
+    return replace(verdict, summary=summary)
+
+
 def _iso(ns: int | None) -> str | None:
     if ns is None:
         return None
@@ -261,9 +317,8 @@ def _drafts(
     held = held_drafts(stacked, context, iteration_s)
     excesses = beside(stable_excesses(stacked, roles, where, iteration_s), held)
     roots = np.unique(np.concatenate([e.ranks for e in excesses])) if excesses else np.empty(0, np.intp)
-    rotating = rotating_excess(
-        stacked, roles, iteration_s, excesses, recurrence_of(context.series, context.onset), context.phases
-    )
+    recurrence = recurrence_of(context.series, context.onset, is_noticed=context.trigger in ("recurring", "offline"))
+    rotating = rotating_excess(stacked, roles, iteration_s, excesses, recurrence, context.phases)
     if rotating is not None:
         excesses += beside([rotating], held)
     excesses.extend(beside(idle_excesses(stacked, roles, iteration_s, roots), held))
@@ -275,7 +330,10 @@ def _drafts(
         for slow in slow_transfers(stacked, context.baseline, iteration_s)
     )
     drafts = [d for d in drafts if (d.impact.seconds_per_iteration or 0.0) >= EFFECT_FLOOR * iteration_s]
-    if context.baseline is not None and len(context.baseline):
+    left = _left_by_capture(stacked, context, drafts, iteration_s)
+    if left is not None:
+        drafts.append(left)
+    elif context.baseline is not None and len(context.baseline):
         gap = iteration_s - iteration_of(context.baseline)
         priced = sum(d.impact.seconds_per_iteration or 0.0 for d in drafts)
         if gap > 0 and priced < 0.5 * gap:
@@ -283,12 +341,27 @@ def _drafts(
             moving = {e.activity for e in excesses if e.scope == "rotating"}
             drafts.extend(
                 with_records(stacked, excess_draft(stacked, e, pricer, iteration_s), context)
-                for e in common_excess(stacked, context.baseline, iteration_s)
+                for e in common_excess(stacked, context.baseline, iteration_s, recurs=recurrence is not None)
                 if e.activity is None or e.activity not in moving
             )
     drafts = placed(stacked, drafts, context)
+    if not drafts and context.baseline is None and _is_slow_still(context, iteration_s):
+        assert context.noticed is not None
+        drafts.append(level_draft(stacked, context.noticed, context.onset, iteration_s))
     drafts.sort(key=lambda d: -(d.impact.seconds_per_iteration or 0.0))
-    return drafts
+    course = course_of(context, int(stacked.steps[0]) if len(stacked.steps) else None) if drafts else None
+    return [with_course(draft, course) for draft in drafts]
+
+
+def _left_by_capture(stacked: Stacked, context: Context, drafts: Sequence[Draft], iteration_s: float) -> Draft | None:
+    """The job is slower since one of our own windows, and what ranks do differently does not explain it."""
+    noticed, steps, onset = context.noticed, context.earlier_capture, context.onset
+    if noticed is None or steps is None or onset is None or noticed.observed_s <= noticed.usual_s:
+        return None
+    priced = sum(d.impact.seconds_per_iteration or 0.0 for d in drafts)
+    if priced >= 0.5 * (noticed.observed_s - noticed.usual_s):
+        return None
+    return capture_draft(stacked, noticed, steps, onset, iteration_s)
 
 
 def _verdict(

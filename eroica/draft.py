@@ -14,7 +14,7 @@ import numpy as np
 from eroica.blame import Excess, Indices
 from eroica.causes import ADVICE, Cause
 from eroica.collectives import Float64s
-from eroica.context import Context
+from eroica.context import Context, Turn
 from eroica.critical_path import Activity
 from eroica.findings import Evidence, Finding, FunctionName, Impact, PatternValues
 from eroica.impact import Pricer
@@ -166,6 +166,54 @@ def with_records(stacked: Stacked, draft: Draft, context: Context) -> Draft:
             for o in told[:FEW_OBSERVATIONS]
         )
     return replace(draft, evidence=tuple(evidence))
+
+
+def with_course(draft: Draft, course: tuple[str, dict[str, float]] | None) -> Draft:
+    """The draft with how the job went to its present pace."""
+    if course is None:
+        return draft
+    text, values = course
+    return replace(draft, evidence=(*draft.evidence, Evidence(text, "series", values)))
+
+
+def level_draft(stacked: Stacked, noticed: Turn, onset: int | None, iteration_s: float) -> Draft:
+    """All ranks are slower than they were, by their series alone: there is no healthy window to compare with."""
+    gap_s = noticed.observed_s - noticed.usual_s
+    since = f"since step {onset}" if onset is not None else f"by step {noticed.step}"
+    text = (
+        f"{since} iterations take {readable_s(noticed.observed_s)} instead of {readable_s(noticed.usual_s)}, and no "
+        "rank differs from the others"
+    )
+    cause = Cause(
+        "unknown", False, "there is no healthy window of this work to compare with", ("a single rank: all are alike",)
+    )
+    everyone = np.arange(len(stacked), dtype=np.intp)
+    evidence = (Evidence(text, "series", {}), Evidence(cause.because, "pattern", {}))
+    impact = Impact(gap_s, gap_s / iteration_s if iteration_s else None, None)
+    return Draft(cause, "all", everyone, (), "stable", None, impact, 0.0, evidence)
+
+
+def capture_draft(stacked: Stacked, noticed: Turn, steps: tuple[int, int], onset: int, iteration_s: float) -> Draft:
+    """All ranks are slower from the end of a window of ours on: what it attached is still there."""
+    gap_s = noticed.observed_s - noticed.usual_s
+    evidence = (
+        Evidence(
+            f"since step {onset}, right behind our capture of steps {steps[0]}-{steps[1]} and its reading, iterations "
+            f"take {readable_s(noticed.observed_s)}; before it they took {readable_s(noticed.usual_s)}",
+            "series",
+            {"first_step": steps[0], "last_step": steps[1], "onset": onset},
+        ),
+        Evidence("all ranks were captured, and no rank is slower than the others", "ledger", {}),
+    )
+    cause = Cause(
+        "profiler_overhead",
+        False,
+        evidence[0].text,
+        ("gpu_compute, gpu_throttle: devices do not change on all ranks at the end of a capture", "a single rank"),
+    )
+    everyone = np.arange(len(stacked), dtype=np.intp)
+    impact = Impact(gap_s, gap_s / iteration_s if iteration_s else None, None)
+    return Draft(cause, "all", everyone, (), "stable", None, impact, 1.0, evidence)
 
 
 def _scope(stacked: Stacked, excess: Excess) -> str:

@@ -25,7 +25,7 @@ from eroica.collectives import Float64s
 from eroica.critical_path import OWN_WORK, Activity
 from eroica.localization import EFFECT_FLOOR, Roles
 from eroica.names import Phase
-from eroica.pattern import Stacked
+from eroica.pattern import Function, Stacked
 from eroica.utilisation import MU_SOURCES
 
 HEAVY_ROLE = 0.10
@@ -37,6 +37,13 @@ UNEXPLAINED_EFFECT = 0.10
 """The same for time that nothing explains: twice as much, since the answer is worth less."""
 SPOT_SHARE = 0.5
 """A function with this share of a rise is where it happens."""
+
+COUNTS_DIFFER = 0.03
+"""A function must run so much more or less often per iteration to be a sign of other work."""
+LESS_TOO = 0.1
+"""Of what is done more, so much must be done less instead: a job that only does more has grown."""
+MIX_EXPLAINS = 0.5
+"""Share of a longer iteration that the other mix of work must explain."""
 
 _NOISY = frozenset({Activity.OPERATOR, Activity.LAUNCH, Activity.PYTHON})
 _NO_SINGLE_RANK = ("a single rank: all are alike",)
@@ -117,18 +124,68 @@ def heavy_roles(stacked: Stacked, roles: Roles, iteration_s: float, skip: Indice
     return found
 
 
-def common_excess(stacked: Stacked, baseline: Stacked, iteration_s: float) -> list[Excess]:
+def does_other_work(stacked: Stacked, baseline: Stacked) -> bool:
+    """The iterations of the window are longer since they do more of one thing and less of another than the healthy
+    ones: another phase of the job (generation and training by turns), or another share of the two. Their lengths are
+    not to be compared.
+
+    Wrong where the same work is done by other kernels; two windows of one run have the same code, as a rule.
+    """
+    gap_s = float(np.median(stacked.iteration_s) - np.median(baseline.iteration_s))
+    now, then = _executions(stacked), _executions(baseline)
+    cutoff_s = [float(np.median(of.cutoff * of.iteration_s)) for of in (stacked, baseline)]
+    more_s = less_s = 0.0
+    for function in now.keys() | then.keys():
+        (often, total_s), (usually, usual_s) = now.get(function, (0.0, 0.0)), then.get(function, (0.0, 0.0))
+        if (not often and usual_s <= cutoff_s[0]) or (not usually and total_s <= cutoff_s[1]):
+            continue  # it may be there, too short to be told
+        if often > (1 + COUNTS_DIFFER) * usually:
+            more_s += total_s * (1 - usually / often)
+        elif often < (1 - COUNTS_DIFFER) * usually:
+            less_s += usual_s * (1 - often / usually)
+    return gap_s > 0 and more_s - less_s >= MIX_EXPLAINS * gap_s and less_s >= LESS_TOO * more_s
+
+
+def _executions(of: Stacked) -> dict[Function, tuple[float, float]]:
+    """Of each function that computes: executions and seconds per iteration, in the middle of the ranks."""
+    count, seconds = np.median(np.nan_to_num(of.count), axis=0), np.median(of.beta * of.iteration_s[:, None], axis=0)
+    return {
+        f: (float(count[k]), float(seconds[k]))
+        for k, f in enumerate(of.functions)
+        if f.activity in (Activity.COMPUTE, Activity.OPERATOR, Activity.MEMORY)
+    }
+
+
+FEW_STEPS_LONG = 3
+"""So many long steps in a window are no hiccups any more."""
+LONG_STEP = 1.25
+"""Times the median step of the window."""
+IN_MOST_STEPS = 0.5
+"""Share of the growth of the mean that the median step must show, where fewer steps are long."""
+
+
+def _is_common(stacked: Stacked, baseline: Stacked, gap_s: float) -> bool:
+    """The window is longer by what most of its steps, or at least several, show: one long step is a hiccup."""
+    lengths = np.nanmedian(stacked.length_s, axis=0)
+    usual_s = float(np.nanmedian(lengths))
+    if usual_s - float(np.nanmedian(baseline.length_s)) >= IN_MOST_STEPS * gap_s:
+        return True
+    return int((lengths > LONG_STEP * usual_s).sum()) >= FEW_STEPS_LONG
+
+
+def common_excess(stacked: Stacked, baseline: Stacked, iteration_s: float, *, recurs: bool = False) -> list[Excess]:
     """What all ranks do more of than in the healthy window, by activity; a job of one rank has nothing else to be
     compared with.
 
     If they take longer and no work of theirs has grown, one excess without an activity says that: a slower job is not
-    to pass for a healthy one because nothing explains it.
+    to pass for a healthy one because nothing explains it. `recurs`: single long steps are known to come
+    again and again.
     """
     before_s = float(np.median(baseline.iteration_s))
     everyone = np.arange(len(stacked), dtype=np.intp)
     now, then = (np.median(of.activity_beta * of.iteration_s[:, None], axis=0) for of in (stacked, baseline))
     gap = iteration_s - before_s
-    if gap < EFFECT_FLOOR * 2 * before_s:
+    if gap < EFFECT_FLOOR * 2 * before_s or not (recurs or _is_common(stacked, baseline, gap)):
         return []
     rises = _rises(stacked, baseline)
     found = []
@@ -181,6 +238,14 @@ def _common_cause(stacked: Stacked, baseline: Stacked, activity: Activity, rise:
                 "the healthy window, and the training thread takes longer for everything",
                 _NO_SINGLE_RANK,
             )
+    if activity == Activity.SYNC and _syncs(stacked) <= MORE_SYNCS * _syncs(baseline):
+        return Cause(
+            "unknown",
+            False,
+            "the device idles longer after the same synchronisation as in the healthy window, and no event of the host "
+            "covers that time",
+            ("device_sync: there are as many as in the healthy window", *_NO_SINGLE_RANK),
+        )
     if activity not in (Activity.COMPUTE, Activity.OPERATOR, Activity.LAUNCH, Activity.MEMORY):
         made = cause_of(stacked, activity, everyone, everyone, 1.0, Phase.NONE, spot=is_spot)
         return replace(made, ruled_out=(*made.ruled_out, *_NO_SINGLE_RANK))
@@ -202,6 +267,16 @@ def _common_cause(stacked: Stacked, baseline: Stacked, activity: Activity, rise:
             _NO_SINGLE_RANK,
         )
     return Cause("version_change", False, "the functions differ from those of the healthy window", _NO_SINGLE_RANK)
+
+
+MORE_SYNCS = 1.1
+"""Times the synchronisations of the healthy window: there is a new one."""
+
+
+def _syncs(of: Stacked) -> float:
+    """Host calls per iteration that wait for the device to drain and leave it idle, in the middle of the ranks."""
+    columns = [k for k, f in enumerate(of.functions) if f.activity == Activity.SYNC]
+    return float(np.median(np.nansum(of.count[:, columns], axis=1)))
 
 
 def _crowded_now(stacked: Stacked, baseline: Stacked, activity: Activity, rise: float) -> str:

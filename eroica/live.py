@@ -257,7 +257,7 @@ class _Watcher:
         self._recovered.clear()
 
     def _report(self, diagnosis: Diagnosis, detail: Detail | None, cause: Trigger | None, window: int | None) -> None:
-        if diagnosis.kind not in ("healthy", "no_data"):
+        if diagnosis.kind not in ("healthy", "no_data", "recovered"):
             self.num_troubles += 1
             if cause is not None:
                 self._told_changes.add(cause.change)

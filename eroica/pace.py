@@ -28,6 +28,8 @@ MARGIN = 1.5
 """Standard errors by which a median must exceed EFFECT, so that 3 % of daily swing and 1 % of noise do not add up."""
 STANDARD_ERRORS = 5.0
 """And by which it must exceed the level: a run has thousands of medians."""
+EARLY = 8
+"""Iterations that serve as a level where one of our own windows begins before there are more."""
 BLOCK = 100
 """Iterations whose median is a level. The best of a hundred such medians lies below the truth by 0.3 standard
 deviations of one iteration."""
@@ -154,6 +156,11 @@ class Pace:
             self._learn(_Level.of(self._block[: -WINDOWS[1]] if self._is_first else self._block))
             self._is_first = False
             self._block.clear()
+
+    def learn_early(self) -> None:
+        """A window of ours begins. What it may leave behind is to be told from what was before it, however few."""
+        if self.level is None and len(self._block) >= EARLY:
+            self._learn(_Level.of(self._block))
 
     def _learn(self, new: _Level) -> None:
         """The best level of the run, and how much healthy iterations scatter."""
