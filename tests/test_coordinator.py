@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from eroica import bus
+from eroica.background import History, Lap
 from eroica.bus import Abort, Answered, Commit, Died, LookCloser, Looked, Noticed, Prepare, Standing, Summarized
 from eroica.codec import write_summary
 from eroica.commands import Frames, State, Unit
@@ -303,6 +304,44 @@ def test_the_baseline_window_waits_until_every_rank_is_warm() -> None:
     assert job.windows[0].trigger == "baseline"
     job.pass_time(100)
     assert job.count_of(Prepare) == 1
+
+
+def test_a_job_that_became_much_faster_than_in_its_baseline_window_gets_another_one() -> None:
+    job = Job(policy=Policy())
+    job.stand(30, iteration_s=2.0)
+    job.pass_time(1)
+    job.answer(State.PREPARED)
+    job.summarize()
+    job.stand(60, iteration_s=1.5)
+    job.pass_time(30)
+    assert job.count_of(Prepare) == 1
+    job.stand(90, iteration_s=0.1)
+    job.pass_time(1)
+    assert job.count_of(Prepare) == 2
+    job.answer(State.PREPARED)
+    job.summarize()
+    assert [window.trigger for window in job.windows] == ["baseline", "baseline"]
+
+
+def test_a_window_that_met_another_phase_than_the_slow_one_is_taken_again_and_longer() -> None:
+    job = Job()
+    job.stand(50)
+    trigger = Trigger(Change.SLOW, 0, 0, 50, 50, 100, 120, 0.2, num_batches=1, num_collectives=100)
+    job.tell(Noticed(rank=2, trigger=trigger))
+    first = job.prepared
+
+    def answer(num_collectives: int) -> None:
+        job.answer(State.PREPARED)
+        window = job.coordinator.window
+        assert window is not None
+        lap = Lap(window.start + 1, 0, 100, "capture", 1, num_collectives)
+        window.histories.update({rank: History(laps=(lap,)) for rank in range(4)})
+        job.summarize()
+
+    answer(5)
+    assert not job.windows and job.prepared.num_steps == 2 * first.num_steps
+    answer(100)
+    assert len(job.windows) == 1
 
 
 def test_the_baseline_waits_for_ranks_that_have_not_appeared() -> None:

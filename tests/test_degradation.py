@@ -89,6 +89,18 @@ def test_a_slowdown_soon_after_warm_up_is_noticed_against_the_first_iterations()
     assert found[0].number < 65
 
 
+def test_what_our_own_first_window_leaves_behind_is_noticed_although_few_iterations_came_before_it() -> None:
+    judge, now, found = Degradation(), 0, []
+    draw = random.Random(3)
+    for i in range(120):
+        is_captured = 22 <= i < 32
+        seconds = (1.15 if i >= 32 else 1.0) * exp(draw.gauss(0.0, 0.01))
+        made = iteration(i, now, seconds, pause=Pause.CAPTURE if is_captured else None)
+        now = made.end_ns
+        found += judge.add(made)
+    assert changes(found) == [Change.SLOW] and found[0].number < 45
+
+
 def test_recovery_is_told_and_a_second_slowdown_is_noticed_again() -> None:
     found = judged(noisy(3, 0.01, lambda i: 1.2 if 300 <= i < 400 or i >= 700 else 1.0, 900))
     assert changes(found) == [Change.SLOW, Change.RECOVERED, Change.SLOW]
