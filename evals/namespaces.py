@@ -1,10 +1,10 @@
 """Hosts made of namespaces, for the catalogue's jobs: each with its own network, host name and cards.
 
 A script of the suite `netns` calls `launch` where it has no rank yet. That makes a switch per rack and the hosts with a
-card `eth0` each, starts `ranks_per_host` copies of the script in every one of them (as a launcher does: RANK,
-WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, ...), and then does to the network what rank 0 asks for (`ask`), since a rank lives
-inside of one host. Nothing has a name outside: every namespace is held by a process that dies with its parent, so the
-kernel clears up also after `kill -9`. The launcher's own namespace is the room with the switches.
+card `eth0` each, forks `ranks_per_host` ranks for every one of them (with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and
+so on, as any launcher; one import of torch serves all), and then does to the network what rank 0 asks for (`ask`),
+since a rank lives inside of one host. Nothing has a name outside: every namespace is held by a process that dies with
+its parent, so the kernel clears up also after `kill -9`. The launcher's own namespace is the room with the switches.
 
 Limits are token buckets (`tc tbf`), on the host's own card ("host") or on the port of the switch that leads to it
 ("port"). `netem` may be missing from a kernel: loss is made by a bucket with hardly any queue. Needs root and iproute2;
@@ -13,6 +13,7 @@ where they are missing `launch` says so in one sentence and exits with status 1.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -24,7 +25,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 _NEWNS, _NEWUTS, _NEWNET = 0x00020000, 0x04000000, 0x40000000
 _PR_SET_PDEATHSIG = 1
@@ -110,8 +111,9 @@ def launch(
     *,
     cards: Sequence[str] = ("eth0",),
     environment: Mapping[int, Mapping[str, str]] | None = None,
-) -> NoReturn:
-    """Start this script once per rank, in hosts of these names, and exit as the ranks do.
+) -> None:
+    """Fork into one process per rank, in hosts of these names: returns in each of them, with its place in the
+    environment. The launcher itself, which has imported what all need, exits as the ranks do.
 
     `cards`: of each host; all beyond the first lead to a switch of their own. `environment`: more of it, by rank.
     """
@@ -123,19 +125,21 @@ def launch(
     names = [host for rack in racks for host in rack]
     world_size = len(names) * ranks_per_host
     reader, writer = os.pipe()
-    os.set_inheritable(writer, True)
     common = dict(os.environ) | {
         _LINE: str(writer), _HOSTS: ",".join(name for name in names for _ in range(ranks_per_host)),
         "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(ranks_per_host), "MASTER_ADDR": site.address(names[0]),
         "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": cards[0],
     }  # fmt: skip
-    ranks = []
+    ranks: list[int] = []
     for rank in range(world_size):
         place = {"RANK": str(rank), "LOCAL_RANK": str(rank % ranks_per_host), "GROUP_RANK": str(rank // ranks_per_host)}
-        added = (environment or {}).get(rank, {})
-        ranks.append(
-            site.start(names[rank // ranks_per_host], [sys.executable, *sys.argv], common | place | dict(added), writer)
-        )
+        pid = os.fork()
+        if pid == 0:
+            os.close(reader)
+            os.environ.update(common | place | dict((environment or {}).get(rank, {})))
+            site.enter(names[rank // ranks_per_host])
+            return
+        ranks.append(pid)
     os.close(writer)
     raise SystemExit(_watch(ranks, site, reader))
 
@@ -153,18 +157,19 @@ def _why_not() -> str:
     return ""
 
 
-def _watch(ranks: Sequence[subprocess.Popen[bytes]], site: _Site, reader: int) -> int:
+def _watch(ranks: Sequence[int], site: _Site, reader: int) -> int:
     """Until all ranks have ended, or one has failed; the others are ended then."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    text = b""
+    text, living = b"", set(ranks)
     try:
-        while True:
-            statuses = [rank.poll() for rank in ranks]
-            if all(status == 0 for status in statuses):
-                return 0
-            failed = [status for status in statuses if status]
-            if failed:
-                return failed[0] if failed[0] > 0 else 128 - failed[0]
+        while living:
+            for rank in list(living):
+                pid, status = os.waitpid(rank, os.WNOHANG)
+                if pid:
+                    living.discard(rank)
+                    code = os.waitstatus_to_exitcode(status)
+                    if code:
+                        return code if code > 0 else 128 - code
             if select.select([reader], [], [], site.pause_s(time.monotonic()))[0]:
                 text += os.read(reader, 1 << 16)
                 *lines, text = text.split(b"\n")
@@ -172,14 +177,18 @@ def _watch(ranks: Sequence[subprocess.Popen[bytes]], site: _Site, reader: int) -
                     kind, values = json.loads(line)
                     site.take(_CHANGES[kind](**values), time.monotonic())
             site.go_on(time.monotonic())
+        return 0
     finally:
-        for sign in (signal.SIGTERM, signal.SIGKILL):
-            for rank in ranks:
-                if rank.poll() is None:
-                    rank.send_signal(sign)
-            until = time.monotonic() + 5
-            while any(rank.poll() is None for rank in ranks) and time.monotonic() < until:
-                time.sleep(0.05)
+        for rank in living:
+            os.kill(rank, signal.SIGTERM)
+        until = time.monotonic() + 5
+        while living:
+            living -= {rank for rank in living if os.waitpid(rank, os.WNOHANG)[0]}
+            if time.monotonic() > until:
+                break
+            time.sleep(0.05)
+        for rank in living:
+            os.kill(rank, signal.SIGKILL)
 
 
 class _Site:
@@ -214,8 +223,16 @@ class _Site:
                 address = f"10.77.{k}.{number + 1}"
                 _inside(holder.pid, f"ip addr add {address}/24 dev {card}", f"ip link set {card} up")
                 self._addresses.setdefault(host, address)
-            # What clusters run; the kernel here may have another default, which hides queues by pacing.
-            _inside(holder.pid, "ip link set lo up", "sysctl -q -w net.ipv4.tcp_congestion_control=cubic")
+            _inside(holder.pid, "ip link set lo up")
+            self._use_common_transport(holder.pid)
+
+    @staticmethod
+    def _use_common_transport(pid: int) -> None:
+        """Congestion control by loss, as most clusters have it; some kernels pace by default, which hides queues."""
+        for name in ("cubic", "reno"):
+            with contextlib.suppress(OSError):
+                _inside(pid, f"sysctl -q -w net.ipv4.tcp_congestion_control={name}")
+                return
 
     @staticmethod
     def _bridge(name: str) -> None:
@@ -247,27 +264,16 @@ class _Site:
         """Of its first card."""
         return self._addresses[host]
 
-    def start(
-        self, host: str, command: Sequence[str], environment: Mapping[str, str], line: int
-    ) -> subprocess.Popen[bytes]:
-        """Run a command in a host; it does not outlive us."""
-        pid = self._holders[host].pid
-        places = [os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY) for kind in ("net", "uts", "mnt")]
-        folder = os.getcwd()
-
-        def enter() -> None:
-            libc = _libc()
-            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            for place in places:
-                if libc.setns(place, 0):
-                    os._exit(1)
-            os.chdir(folder)
-
-        try:
-            return subprocess.Popen(command, env=dict(environment), preexec_fn=enter, pass_fds=(line,))
-        finally:
-            for place in places:
-                os.close(place)
+    def enter(self, host: str) -> None:
+        """Move this process into a host; it does not outlive its parent."""
+        pid, folder, libc = self._holders[host].pid, os.getcwd(), _libc()
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        for kind in ("net", "uts", "mnt"):
+            place = os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY)
+            if libc.setns(place, 0):
+                raise OSError(ctypes.get_errno(), f"setns {kind}")
+            os.close(place)
+        os.chdir(folder)
 
     def take(self, change: Change, now: float) -> None:
         """Begin a change."""
