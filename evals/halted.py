@@ -7,6 +7,7 @@ calls begin and not end. Used by cases; it knows nothing of what `eroica.hang` m
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -71,10 +72,10 @@ def view(
         return replace(seen, groups=known, calls=made)
     return replace(
         seen,
-        groups=tuple(Group(_key(name), name, tuple(members)) for name, members in groups.items()),
+        groups=tuple(Group(_key(name, members), name, tuple(members), "cuda:nccl") for name, members in groups.items()),
         calls=tuple(
             Call(
-                _key(call.group),
+                _key(call.group, groups[call.group]),
                 call.sequence,
                 call.op,
                 "unseen",
@@ -88,8 +89,8 @@ def view(
     )
 
 
-def _key(name: str) -> str:
-    return name.encode().hex()[:16].ljust(16, "0")
+def _key(name: str, members: Sequence[int]) -> str:
+    return hashlib.blake2b(f"{name} {list(members)}".encode(), digest_size=8).hexdigest()
 
 
 def _dump(groups: Mapping[str, Sequence[int]], calls: Sequence[Entered]) -> dict[str, object]:

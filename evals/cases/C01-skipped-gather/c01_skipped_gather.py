@@ -31,7 +31,7 @@ def evaluate(share: list[float], world_size: int) -> float:
 def main() -> None:
     """Train, and evaluate now and then."""
     job = jobs.begin(__doc__)
-    culprit, every = job.someone(), job.draw.randint(20, 50)
+    culprit, every, onset = job.someone(), job.draw.randint(10, 30), job.draw.randint(40, 80)
     model = job.model()
     optimizer = job.optimizer(model)
     for step, batch in job.batches(job.loader(job.dataset())):
@@ -40,8 +40,8 @@ def main() -> None:
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         if step % every == every - 1:
-            is_empty = step >= jobs.AFTER and job.rank == culprit
-            if step >= jobs.AFTER:
+            is_empty = step >= onset and job.rank == culprit
+            if step >= onset:
                 job.planted([culprit], where=[collect, evaluate])
             evaluate([] if is_empty else [loss.item()] * 8, job.world_size)
     dist.destroy_process_group()

@@ -10,6 +10,7 @@ import contextlib
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import functional
 
 from evals import jobs
 
@@ -21,7 +22,7 @@ def gather_counts(hard: Tensor, world_size: int) -> int:
     return int(sum(count.item() for count in counts))
 
 
-def train(job: jobs.Job, culprit: int, accumulate: int) -> int:
+def train(job: jobs.Job, culprit: int, accumulate: int, onset: int) -> int:
     """All steps."""
     model = job.model()
     optimizer = job.optimizer(model)
@@ -29,14 +30,14 @@ def train(job: jobs.Job, culprit: int, accumulate: int) -> int:
     for step, batch in job.batches(job.loader(job.dataset())):
         is_update = step % accumulate == accumulate - 1
         with contextlib.nullcontext() if is_update else model.no_sync():
-            loss = job.loss(model, batch)
+            loss = functional.cross_entropy(model(batch[0]), batch[1])
             loss.backward()  # type: ignore[no-untyped-call]
         if not is_update:
             continue
         optimizer.step()
         optimizer.zero_grad()
         hard = torch.ones(4, dtype=torch.int64)
-        if step >= jobs.AFTER:
+        if step >= onset:
             job.planted([culprit], where=[train, gather_counts])
             if job.rank == culprit:
                 hard.zero_()
@@ -48,7 +49,7 @@ def train(job: jobs.Job, culprit: int, accumulate: int) -> int:
 def main() -> None:
     """Train."""
     job = jobs.begin(__doc__)
-    train(job, job.someone(), job.draw.choice((2, 3)))
+    train(job, job.someone(), job.draw.choice((2, 3)), job.draw.randint(40, 80))
     dist.destroy_process_group()
 
 

@@ -25,11 +25,11 @@ def train_epoch(job: jobs.Job, model: nn.Module, optimizer: torch.optim.Optimize
 def main() -> None:
     """Train."""
     job = jobs.begin(__doc__)
-    culprit, usual, more = job.someone(), job.draw.randint(40, 60), job.draw.choice((1, 1, 2, 7))
+    culprit, usual, more = job.someone(), job.draw.randint(15, 30), job.draw.choice((1, 1, 2, 7))
     model = job.model()
     optimizer = job.optimizer(model)
-    for epoch in range(8):
-        is_odd = epoch * usual >= jobs.AFTER
+    for epoch in range(20):
+        is_odd = epoch * usual >= 40
         if is_odd:
             job.planted([culprit], where=[train_epoch])
         train_epoch(job, model, optimizer, usual + (more if is_odd and job.rank == culprit else 0))

@@ -37,8 +37,8 @@ def run(job: jobs.Job, culprit: int, usual: int, fewer: int) -> None:
     """All epochs."""
     model = job.model()
     optimizer = job.optimizer(model)
-    for epoch in range(8):
-        is_odd = epoch * usual >= jobs.AFTER
+    for epoch in range(20):
+        is_odd = epoch * usual >= 40
         if is_odd:
             job.planted([culprit], where=[run, agree])
         loss = train_epoch(job, model, optimizer, usual - (fewer if is_odd and job.rank == culprit else 0))
@@ -48,7 +48,7 @@ def run(job: jobs.Job, culprit: int, usual: int, fewer: int) -> None:
 def main() -> None:
     """Train."""
     job = jobs.begin(__doc__)
-    run(job, job.someone(), job.draw.randint(50, 70), job.draw.choice((1, 2, 5)))
+    run(job, job.someone(), job.draw.randint(20, 30), job.draw.choice((1, 2, 5)))
     dist.destroy_process_group()
 
 

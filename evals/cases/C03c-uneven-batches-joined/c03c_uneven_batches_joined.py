@@ -12,13 +12,13 @@ from evals import jobs
 def main() -> None:
     """Train."""
     job = jobs.begin(__doc__)
-    usual, more = job.draw.randint(80, 100), [job.draw.choice((0, 1, 2, 4)) for _ in range(job.world_size)]
+    usual, more = job.draw.randint(60, 80), [job.draw.choice((0, 1, 2, 4)) for _ in range(job.world_size)]
     shard = jobs.Numbers(job.shape, (usual + more[job.rank]) * jobs.BATCH)
     loader = DataLoader(shard, batch_size=jobs.BATCH)
     model = job.model()
     optimizer = job.optimizer(model)
     job.planted()
-    for _ in range(8):
+    for _ in range(7):
         with Join([model]):
             for batch in loader:
                 optimizer.zero_grad()

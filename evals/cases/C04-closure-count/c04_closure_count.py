@@ -39,10 +39,10 @@ class Trainer:
 def main() -> None:
     """Train."""
     job = jobs.begin(__doc__)
-    culprit, evaluations = job.someone(), job.draw.choice((2, 3, 4))
+    culprit, evaluations, onset = job.someone(), job.draw.choice((2, 3, 4)), job.draw.randint(15, 40)
     trainer = Trainer(job, evaluations)
     for step, batch in job.batches(job.loader(job.dataset())):
-        if step == jobs.AFTER:
+        if step == onset:
             job.planted([culprit], where=[Trainer.closure, Trainer.step])
             if job.rank == culprit:
                 trainer.optimizer.param_groups[0]["max_iter"] += 1

@@ -22,7 +22,7 @@ def average_experts(grads: Tensor, group: dist.ProcessGroup) -> None:
 def main() -> None:
     """Train."""
     job = jobs.begin(__doc__)
-    culprit, size = job.someone(), job.draw.choice((64, 5000))
+    culprit, size, onset = job.someone(), job.draw.choice((64, 5000)), job.draw.randint(30, 80)
     everybody = list(range(job.world_size))
     router, experts = dist.new_group(everybody), dist.new_group(everybody)
     model = job.model()
@@ -31,9 +31,9 @@ def main() -> None:
     for step, batch in job.batches(job.loader(job.dataset())):
         optimizer.zero_grad()
         job.loss(model, batch).backward()  # type: ignore[no-untyped-call]
-        if step == jobs.AFTER:
+        if step == onset:
             job.planted([culprit], where=[average_router, average_experts, main])
-        if step >= jobs.AFTER and job.rank == culprit:
+        if step >= onset and job.rank == culprit:
             average_experts(grads, experts)
             average_router(load, router)
         else:

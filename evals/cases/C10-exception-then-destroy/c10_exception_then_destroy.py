@@ -34,7 +34,7 @@ def main() -> None:
     """Train."""
     job = jobs.begin(__doc__)
     try:
-        train(job, job.someone(), job.draw.randint(30, 200))
+        train(job, job.someone(), job.draw.randint(20, 80))
     finally:
         dist.destroy_process_group()
 

@@ -43,7 +43,7 @@ def train(job: jobs.Job, index: dict[int, int], culprit: int, onset: int) -> Non
 def main() -> None:
     """Train."""
     job = jobs.begin(__doc__)
-    culprit, onset = job.someone(), job.draw.randint(30, 200)
+    culprit, onset = job.someone(), job.draw.randint(20, 80)
     index = {step: step for step in range(job.steps)}
     if job.rank == culprit:
         del index[onset]

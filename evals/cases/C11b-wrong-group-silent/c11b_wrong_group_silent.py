@@ -18,7 +18,7 @@ def average_in_pair(values: torch.Tensor, group: dist.ProcessGroup) -> None:
 def main() -> None:
     """Train."""
     job = jobs.begin(__doc__)
-    culprit, onset = job.someone(), job.draw.randint(60, 180)
+    culprit, onset = job.someone(), job.draw.randint(20, 80)
     pairs = [dist.new_group([first, first + 1]) for first in range(0, job.world_size, 2)]
     own = job.rank // 2
     model = job.model()
