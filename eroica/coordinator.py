@@ -317,10 +317,10 @@ class Coordinator:
         if trigger.generation != self._generation and self.standings:
             return
         if trigger.change is Change.RECOVERED:
-            if trigger.ended is Change.STALLED:
+            if trigger.ended in (Change.STALLED, Change.QUIET):
                 self._again = None
             self._on_recovered(rank, trigger)
-        elif trigger.change is Change.STALLED:
+        elif trigger.change in (Change.STALLED, Change.QUIET):
             self._look_at(rank, trigger, now_ns)
         elif self._wanted is None and (self.window is None or self.window.trigger == "baseline"):
             # Ranks of a job slow down together; the first one to say so speaks for all.
@@ -531,9 +531,10 @@ class Coordinator:
     def _look_at(self, rank: int, trigger: Trigger | None, now_ns: int) -> None:
         if self.look is not None or self.is_resting:
             return
-        # Ranks that stand still reach no boundary: a window would wait for its deadline.
-        self._wanted = None
-        self._leave(now_ns)
+        if trigger is None or trigger.change is Change.STALLED:
+            # Ranks that stand still reach no boundary: a window would wait for its deadline.
+            self._wanted = None
+            self._leave(now_ns)
         self.look = Look(self._new_number(), trigger, rank)
         self.look.deadline_ns = now_ns + round(self.policy.answer_s * 1e9)
         self._publish(LookCloser(look=self.look.number))

@@ -32,6 +32,9 @@ class Change(Enum):
     """Longer and longer."""
     STALLED = "stalled"
     """No mark for too long."""
+    QUIET = "quiet"
+    """No mark for a while, in what may last: the start, an evaluation, a save. Worth a look, since some things do not
+    pass by waiting; no fault by itself."""
     RECOVERED = "recovered"
 
 
@@ -77,6 +80,8 @@ class Limits:
     """At least this, however short iterations are: below it, hosts swap, filesystems stutter, and people cannot act."""
     silence_factor: float = 5.0
     """Times the usual iteration."""
+    quiet_ns: int = 30_000_000_000
+    """At least this, before a silence that may last is looked at: looking pauses the ranks for some milliseconds."""
     gap_factor: float = 2.0
     """Times the second longest silence that ended by itself: what came twice will come again (evaluation that no mark
     shows)."""
@@ -99,6 +104,7 @@ class Limits:
             "gap_factor",
             "start_ns",
             "opening_ns",
+            "quiet_ns",
             "pause_ns",
             "capture_ns",
             "pause_factor",
@@ -157,6 +163,7 @@ class Degradation:
         self._slow: deque[_Slow] = deque()
         self._recurring = False
         self._stalled_at_ns: int | None = None
+        self._quiet_at_ns: int | None = None
 
     def add(self, iteration: Iteration) -> list[Trigger]:
         """What this iteration shows, mostly nothing."""
@@ -198,7 +205,8 @@ class Degradation:
         return found
 
     def check(self, now_ns: int, last_ns: int | None, pause: Pause | None, gap_ns: int = 0) -> Trigger | None:
-        """Whether the rank stands still at `now_ns`; once per silence, and once more when it is over.
+        """Whether the rank stands still at `now_ns`; once per silence, and once more when it is over. Where it may, it
+        is QUIET first.
 
         Before the first iteration it is told early, as `is_opening`: whoever looks must find more than a silence then.
 
@@ -214,11 +222,18 @@ class Degradation:
             if pause is not None:
                 self._pauses_ns[pause] = max(self._pauses_ns.get(pause, 0), silent_ns)
             return self._told(Change.RECOVERED, 0, silent_ns, time_ns=now_ns, ended=Change.STALLED)
+        if self._quiet_at_ns is not None and last_ns > self._quiet_at_ns:
+            silent_ns, self._quiet_at_ns = last_ns - self._quiet_at_ns, None
+            return self._told(Change.RECOVERED, 0, silent_ns, time_ns=now_ns, ended=Change.QUIET)
         is_opening = self._seen == 0
         limit_ns = self._limits.opening_ns if is_opening else self.silence_limit_ns(pause, gap_ns)
         if now_ns - last_ns <= limit_ns:
-            return None
-        self._stalled_at_ns = last_ns
+            quiet_ns = max(self._limits.quiet_ns, self._usual_limit_ns(gap_ns))
+            if pause is Pause.CAPTURE or self._quiet_at_ns is not None or now_ns - last_ns <= quiet_ns:
+                return None
+            self._quiet_at_ns = last_ns
+            return self._told(Change.QUIET, limit_ns, now_ns - last_ns, time_ns=now_ns, pause=pause)
+        self._stalled_at_ns, self._quiet_at_ns = last_ns, None
         return self._told(
             Change.STALLED, limit_ns, now_ns - last_ns, 1.0, time_ns=now_ns, pause=pause, is_opening=is_opening
         )
@@ -226,10 +241,7 @@ class Degradation:
     def silence_limit_ns(self, pause: Pause | None, gap_ns: int = 0) -> int:
         """How long this rank may be silent now."""
         limits = self._limits
-        # Of a kind that was only seen with a pause in it there is no window yet.
-        paces = [t.windows[0] for tracks in self._tracks.values() for t in tracks if t.windows[0].ranked]
-        usual = max((window.median() for window in paces), default=0.0)
-        limit = max(limits.silence_factor * usual, limits.silence_ns, limits.gap_factor * gap_ns)
+        limit = self._usual_limit_ns(gap_ns)
         if pause is Pause.CAPTURE:
             limit = max(limit, limits.capture_ns)
         elif pause is not None:
@@ -237,6 +249,14 @@ class Degradation:
         if self._seen <= WARM_UP:
             limit = max(limit, limits.start_ns)
         return int(limit)
+
+    def _usual_limit_ns(self, gap_ns: int) -> float:
+        """The same, of one that trains."""
+        limits = self._limits
+        # Of a kind that was only seen with a pause in it there is no window yet.
+        paces = [t.windows[0] for tracks in self._tracks.values() for t in tracks if t.windows[0].ranked]
+        usual = max((window.median() for window in paces), default=0.0)
+        return max(limits.silence_factor * usual, limits.silence_ns, limits.gap_factor * gap_ns)
 
     def _track(self, iteration: Iteration) -> Pace | None:
         """The iterations that this one may be compared with; None beyond KINDS of them."""

@@ -27,6 +27,9 @@ _DISTRIBUTED = re.compile(r"/torch/distributed/(?!elastic|checkpoint|run|launch)
 _WAITING_LINE = re.compile(
     r"\.(wait|wait_stream|result|value|item|cpu|tolist|numpy|synchronize|wait_tensor)\(|\bwait\("
 )
+_DEVICE_WAIT = re.compile(r"/torch/(cuda|xpu|npu|hpu|mps|accelerator)/|/torch_\w+/")
+_DEVICE_WAITS = ("synchronize", "wait_stream", "wait_event", "wait")
+"""What waits for a device, and so for the calls that are under way on it."""
 _MESSAGE_LINE = re.compile(r"\b(i?send|i?recv)\b")
 _LOADER = re.compile(r"/torch/utils/data/|/torchdata/")
 _LOADER_WAIT = ("_try_get_data", "_get_data", "_next_data")
@@ -165,6 +168,10 @@ def _by_stack(view: RankView, main: Thread, frame: Frame | None) -> Doing:
                 return Doing("load", None, frame, "stack")
         if _COMPILER.search(inner.file):
             return Doing("compile", None, frame, "stack")
+        if _DEVICE_WAIT.search(inner.file) and inner.function.rpartition(".")[2] in _DEVICE_WAITS:
+            found = _in_call(view, frame, inner.function)
+            if found is not None:
+                return found
         if inner.function.endswith("_engine_run_backward") or (
             _DISTRIBUTED.search(inner.file) and _COLLECTIVES.search(inner.function)
         ):

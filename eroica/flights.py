@@ -124,6 +124,13 @@ def groups_of(flight: Flight) -> dict[int, tuple[str, str]]:
     return known
 
 
+def backends_of(flight: Flight) -> dict[int, str]:
+    """Key of a group -> what carries it, as torch says."""
+    known = {f"{key:016x}": key for key in groups_of(flight)}
+    notes = [note for note in flight.notes if note.get("group") in known and note.get("backend")]
+    return {known[str(note["group"])]: str(note["backend"])[:80] for note in notes}
+
+
 def what_of(record: Record) -> str:
     """A span in words: "allreduce 41", "send 3 with rank 1", "dataloader next 7"."""
     if record.kind in (ring.COLLECTIVE, ring.P2P):

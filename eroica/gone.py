@@ -12,6 +12,7 @@ import signal
 from collections import defaultdict
 from collections.abc import Mapping
 
+from eroica import joining
 from eroica.doing import Doing
 from eroica.findings import Evidence, FunctionName
 from eroica.standing import RankView
@@ -70,6 +71,10 @@ def followers(views: Mapping[int, RankView]) -> list[Suspect]:
     ranks = frozenset(rank for rank, view in views.items() if is_follower(view))
     if not ranks:
         return []
+    if all(joining.is_starting(view) for view in views.values()):
+        elsewhere = joining.misdirected(views)
+        if elsewhere:
+            return elsewhere
     over = frozenset(rank for rank, view in views.items() if view.state == "ended" and not view.exception)
     if over and over | ranks == views.keys():
         return [_left_early(over, ranks, views)]
@@ -103,7 +108,7 @@ def departures(views: Mapping[int, RankView], doings: Mapping[int, Doing], graph
     }
     first = {rank: view for rank, view in raised.items() if not is_follower(view)}
     if first:
-        return _exceptions(first, doings)
+        return _exceptions(first, views)
     early = frozenset(r for r, v in views.items() if v.state == "ended" and not v.exception and v.exit_status)
     were_ended = all(view.exit_status in (None, *ENDED_BY_OTHERS) for view in died.values())
     if early and were_ended and early | raised.keys() | died.keys() == views.keys() != early:
@@ -120,7 +125,7 @@ def departures(views: Mapping[int, RankView], doings: Mapping[int, Doing], graph
     return _deaths(died, views, doings, len(raised), graph)
 
 
-def _exceptions(first: Mapping[int, RankView], doings: Mapping[int, Doing]) -> list[Suspect]:
+def _exceptions(first: Mapping[int, RankView], views: Mapping[int, RankView]) -> list[Suspect]:
     alike: dict[tuple[str, str], list[int]] = defaultdict(list)
     for rank, view in first.items():
         # The same error on several ranks may carry other numbers on each.
@@ -130,17 +135,31 @@ def _exceptions(first: Mapping[int, RankView], doings: Mapping[int, Doing]) -> l
         view = first[ranks[0]]
         is_worker = _is_workers(view)
         where = f" at {at}" if at else ""
+        if view.exception_from and view.exception_from != at:
+            where += f", called from {view.exception_from}"
         text = f"{some(ranks)}: {view.exception}{where}"
+        who, scope, cause = frozenset(ranks), "rank", "dead_worker" if is_worker else "exception"
+        level = "established" if not is_worker or is_of_worker(view.exception) else "supported"
+        if joining.is_about_start(view):
+            cause = "startup_network"
         evidence = [Evidence(f"{some(ranks)} left by {view.exception}{where}", "ring", {"exception": view.exception})]
         if any(first[rank].state == "running" for rank in ranks):
             evidence.append(Evidence(f"{some(ranks)} still runs: its clean-up waits for the others", "process", {}))
+        if len(ranks) == len(views) > 1:
+            # Everybody's error is nobody's; unless they trip over one who is made otherwise.
+            odd, models = joining.odd_models(views, ranks)
+            if odd:
+                who, cause, level = odd, "collective_mismatch", "supported"
+                text = f"{models}; then {text}"
+                evidence.insert(0, Evidence(f"models differ: {models}", "environment", {}))
+            else:
+                scope, text = "all", f"all ranks left by the same error: {text.partition(': ')[2]}"
         found.append(
             Suspect(
-                *("dead_worker" if is_worker else "exception", "rank", frozenset(ranks)),
-                "established" if not is_worker or is_of_worker(view.exception) else "supported",
-                text,
-                tuple(evidence),
-                function=FunctionName("host", view.exception.partition(":")[0], at or None, at or None),
+                *(cause, scope, who, level, text, tuple(evidence)),
+                function=FunctionName(
+                    "host", view.exception.partition(":")[0], at or None, view.exception_from or at or None
+                ),
                 kind="hang" if all(first[rank].state == "running" for rank in ranks) else "crash",
                 advice="find out why the worker was killed: " + _KILL_ADVICE if is_worker else "mend what raised this",
             )

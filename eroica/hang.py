@@ -16,7 +16,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from eroica.differing import by_handled, different, gone_past, uneven_batches
 from eroica.doing import PHASES, asks_outside, doing
+from eroica.entered import transport
 from eroica.findings import (
     Consequence,
     Coverage,
@@ -40,14 +42,13 @@ from eroica.looking import (
     line_of,
     name_of,
     places,
-    skew_evidence,
     skews_of,
-    user_frames,
 )
 from eroica.merged import chain, lines, merge
+from eroica.routine import departures as departures_of
 from eroica.standing import RankView, user_frame
 from eroica.suspect import Suspect, some
-from eroica.waiting import Gathering, graph_of, mismatches, skews
+from eroica.waiting import Gathering, graph_of
 
 LIMIT_S = 10.0
 """A job stands still when nothing has happened on a rank for this long (design section 4: max(5 x median, 10 s)); the
@@ -89,6 +90,7 @@ def _suspects(look: Look) -> list[Suspect]:
     if left is not None:
         return left
     found = _standing(look)
+    found = [by_handled(look, suspect) for suspect in found]
     if any(is_follower(view) and view.state in ("ended", "died") for view in look.views.values()):
         return [replace(suspect, kind="crash") for suspect in found] or followers(look.views)
     return found
@@ -105,10 +107,10 @@ def _standing(look: Look) -> list[Suspect]:
     halted = _halted(look, stuck)
     if halted:
         return halted
-    different = _different(look)
+    others = different(look)
     circles = _circles(look)
-    if different or circles:
-        return different + circles
+    if others or circles:
+        return others + circles
     if any(rank in look.graph.edges for rank in [*stuck, *broken]):
         return _ends(look)
     return [] if broken else _alone(look, stuck)
@@ -136,46 +138,6 @@ def _halted(look: Look, stuck: Sequence[int]) -> list[Suspect]:
     return found
 
 
-def _different(look: Look) -> list[Suspect]:
-    """Ranks that entered another operation, size or type than the rest of their group in the same call."""
-    found = []
-    for case in mismatches(look.views):
-        ranks = frozenset[int]().union(*(who for _, who in case.variants))
-        if not any(look.is_silent(rank) for rank in ranks):
-            continue
-        odd = case.odd
-        said = "; ".join(f"{some(who)} {'call' if len(who) > 1 else 'calls'} {what}" for what, who in case.variants)
-        evidence = [Evidence(f"call {case.sequence} of {case.group.name}: {said}", "ring", {"sequence": case.sequence})]
-        evidence += places(look, ranks)
-        evidence += skew_evidence(look, case.group.key)
-        if odd:
-            usual = case.variants[0][0]
-            other = "; ".join(what for what, who in case.variants[1:])
-            text = f"{some(odd)}: {other} where {some(case.variants[0][1])} have {usual}"
-            level = "established"
-            odd_skews = [skew for rank, skew in skews(look.views, case.group.key).items() if rank in odd]
-            if odd_skews:
-                did = "left a call out" if odd_skews[0].step > odd_skews[0].usual else "made a call more"
-                text += f"; it has {did} in step {min(odd_skews[0].step, odd_skews[0].usual)}"
-            block = next((f.block for rank in odd for f in user_frames(look, rank) if f.block), "")
-            if block:
-                text += f"; it stands in {'an' if block == 'except' else 'a'} `{block}` block"
-        else:
-            text = (
-                f"{case.group.name}, call {case.sequence}: {said}; neither is a majority, so who is right is undecided"
-            )
-            level = "hypothesis"
-        found.append(
-            Suspect(
-                *("collective_mismatch", "rank" if odd else "group", odd or ranks, level, text, tuple(evidence)),
-                function=function_of(look, min(odd or ranks)),
-                advice="make every rank issue the same calls in the same order: look for a condition on rank or its "
-                "data around these lines",
-            )
-        )
-    return found
-
-
 def _circles(look: Look) -> list[Suspect]:
     """Ranks that wait for one another: groups used in opposite order, sends and receives that face each other."""
     found = []
@@ -191,7 +153,11 @@ def _circles(look: Look) -> list[Suspect]:
             at = {line_of(look, rank) for rank in here} - {""}
             parts.append(f"{some(here)} in {meeting.what}" + (f" ({', '.join(sorted(at)[:3])})" if at else ""))
         odd = _minority(meetings, ranks)
+        left = [departure for rank, departure in departures_of(look.views).items() if rank in (odd or ranks)]
         text = f"{' while '.join(parts)}: each waits for the other"
+        if left and len(left) < len(ranks):
+            odd = odd or frozenset(departure.rank for departure in left)
+            text += f"; {left[0].text}"
         evidence = [
             Evidence(
                 f"{meeting.what}: in it {some(meeting.calls)}; not yet {some(meeting.behind)}",
@@ -200,6 +166,7 @@ def _circles(look: Look) -> list[Suspect]:
             )
             for meeting in meetings[:6]
         ] + places(look, ranks)
+        evidence += [Evidence(departure.text, "ring", {"rank": departure.rank}) for departure in left[:4]]
         is_seen = all(look.doings[rank].by == "stack" for rank in ranks)
         found.append(
             Suspect(
@@ -237,7 +204,7 @@ def _ends(look: Look) -> list[Suspect]:
         if gathering.unknown:
             blind |= gathering.unknown
         else:
-            found.append(_transport(look, gathering))
+            found.append(gone_past(look, gathering) or transport(look, gathering))
     if not by_fault and not blind and not found:
         return []
     merged = [_joined(look, group) for group in by_fault.values()]
@@ -360,6 +327,10 @@ def _culprit(look: Look, rank: int) -> Suspect:
     else:
         text = f"{who}: has not come to {awaited_by(look, rank)}; {_without_stack(view)}"
         level = "supported" if view.silent_s is not None else "hypothesis"
+    batches = uneven_batches(look, {rank}, frozenset(look.views) - {rank})
+    if batches:
+        text += f"; {batches}"
+        evidence.append(Evidence(batches, "ring", {}))
     return Suspect(
         *("missing_rank", "rank", frozenset({rank}), level, text, tuple(evidence), function),
         advice="look at this line: what does it wait for, and does every rank come past it equally often?",
@@ -372,35 +343,6 @@ _PHASE_WORDS = {
     "compile": "compiles",
     "evaluation": "evaluates",
 }
-
-
-def _transport(look: Look, gathering: Gathering) -> Suspect:
-    """All have entered and nobody is through. Never a missing rank."""
-    ranks = frozenset(gathering.calls)
-    hosts = {look.views[rank].host for rank in ranks} - {""}
-    others = [other for other in look.graph.gatherings.values() if other is not gathering and other.group.key]
-    cause = "nic_or_host_network" if len(hosts) > 1 else "unknown"
-    text = f"all members of {gathering.group.name} ({some(gathering.group.members or ranks)}) have entered "
-    text += f"{gathering.what} and nobody gets through"
-    key, sequence = gathering.meeting
-    through = {
-        view.rank
-        for view in look.views.values()
-        for call in view.calls
-        if (call.group, call.sequence, call.status) == (key, sequence, "done") and not call.is_message
-    }
-    if through:
-        text = f"{some(ranks)} do not get through {gathering.what}, which {some(through)} have behind them"
-    if others:
-        text += f"; {len(others)} more communications are in flight"
-    return Suspect(
-        *(cause, "group", ranks, "hypothesis" if cause != "unknown" else "unknown", text),
-        (Evidence(text, "ring", {"inside": format_ranks(ranks)}), *places(look, ranks)),
-        function=function_of(look, min(ranks)),
-        advice="look at the transport between these ranks: links, firewalls, peer-to-peer access; and at communicators "
-        "that are used at the same time",
-        ruled_out=("a missing rank: all have entered", "different calls: operation, size and type agree"),
-    )
 
 
 def _no_data(look: Look, ranks: Iterable[int]) -> Suspect:

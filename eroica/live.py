@@ -44,6 +44,8 @@ LOOKS_PER_S = 10
 """Each reads the heads of all rings, some 100 microseconds per rank."""
 LAST_WORDS_S = 30.0
 """After the end of the job, for what was captured before it."""
+FOR_GOOD = ("deadlock", "collective_mismatch", "exception", "dead_worker", "startup_network")
+"""Causes of a standstill that do not pass. A rank that merely has not come may still compile, load or start."""
 COMPUTES_S = 120.0
 """Silence of ranks that wait for nobody, from which on it is told: a person would not look sooner, either."""
 
@@ -229,7 +231,7 @@ class _Watcher:
         )
         if diagnosis is None:
             return False
-        if _may_compute(diagnosis, look) or _may_begin(diagnosis, look):
+        if _may_compute(diagnosis, look) or _may_pass(diagnosis, look):
             return False
         if diagnosis.kind == "paused":
             # It may become a hang: it is looked at again, and told again only if it has changed.
@@ -249,7 +251,7 @@ class _Watcher:
         for change, ranks in self._recovered.items():
             self._told_changes.discard(change)
             who = f"rank{'s' if len(ranks) > 1 else ''} {format_ranks(ranks)} {'are' if len(ranks) > 1 else 'is'}"
-            if change is Change.STALLED:
+            if change in (Change.STALLED, Change.QUIET):
                 self._say(f"{who} going on, after {max(ranks.values()) / 1e9:.0f} s")
             else:
                 what = "back at the usual pace" if change is Change.SLOW else "without slow iterations"
@@ -343,15 +345,17 @@ def _may_compute(diagnosis: Diagnosis, look: Look) -> bool:
     return min((view.silent_s or 0.0 for view in look.views.values()), default=0.0) < COMPUTES_S
 
 
-def _may_begin(diagnosis: Diagnosis, look: Look) -> bool:
-    """Before the first step ranks load, read and compile for as long as that takes. Only a rank that waits for a server
-    outside is told early."""
-    if look.trigger is None or not look.trigger.is_opening or diagnosis.kind == "crash":
+def _may_pass(diagnosis: Diagnosis, look: Look) -> bool:
+    """Before the first step ranks load, read and compile for as long as that takes, and so do evaluations and saves.
+    What waiting does not mend is told early, all else when its own limit is over."""
+    trigger, verdict = look.trigger, diagnosis.verdict
+    if trigger is None or diagnosis.kind == "crash":
         return False
-    if diagnosis.verdict.cause == "startup_network":
+    if verdict.cause in FOR_GOOD and verdict.confidence in ("established", "supported"):
         return False
     silences = [view.silent_s for view in look.views.values() if view.silent_s is not None]
-    return min(silences, default=0.0) < Limits().start_ns / 1e9
+    is_early = trigger.is_opening and min(silences, default=0.0) < Limits().start_ns / 1e9
+    return is_early or trigger.change is Change.QUIET
 
 
 def _were_ended(look: Look) -> bool:

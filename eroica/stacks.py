@@ -26,7 +26,7 @@ from pathlib import Path
 
 from eroica.processes import process
 from eroica.source import Source
-from eroica.standing import Frame, Held, Thread
+from eroica.standing import CUT, Frame, Held, Thread
 
 TIMEOUT_S = 20.0
 """For one look; it takes 0.01 to 0.1 s, on a host that is out of memory or CPU much longer."""
@@ -123,7 +123,8 @@ def _parsed(data: object, pid: int) -> list[_Seen]:
         if not isinstance(entry, dict):
             continue
         frames = entry.get("frames")
-        stack = tuple(_frame(frame) for frame in frames[:_MOST_FRAMES] if isinstance(frame, dict)) if frames else ()
+        whole = [frame for frame in frames if isinstance(frame, dict)] if isinstance(frames, list) else []
+        stack = (*(_frame(frame) for frame in whole[:_MOST_FRAMES]), *_cut(len(whole) - _MOST_FRAMES))
         ident = entry.get("os_thread_id")
         name = str(entry.get("thread_name") or f"thread {ident}")
         thread = Thread(
@@ -136,6 +137,11 @@ def _parsed(data: object, pid: int) -> list[_Seen]:
 def _frame(entry: Mapping[str, object]) -> Frame:
     line = entry.get("line")
     return Frame(str(entry.get("name")), str(entry.get("filename")), line if isinstance(line, int) else 0)
+
+
+def _cut(num: int) -> tuple[Frame, ...]:
+    """What stands for the `num` outer frames that are left out."""
+    return (Frame(f"... and {num} more frames", CUT, 0),) if num > 0 else ()
 
 
 def _steady(first: list[_Seen], second: list[_Seen]) -> list[_Seen]:
@@ -203,11 +209,11 @@ def parse_faulthandler(text: str) -> tuple[Thread, ...]:
             found.append((head[3] or f"thread {head[2]}", []))
             continue
         entry = _LINE.match(line)
-        if entry and found and len(found[-1][1]) < _MOST_FRAMES:
+        if entry and found:
             number = int(entry[2]) if entry[2].isdecimal() else 0
             found[-1][1].append(Frame(entry[3], entry[1], number))
-    seen = [
-        _Seen(Thread(name, tuple(frames), is_main=at == len(found) - 1), at, True)
-        for at, (name, frames) in enumerate(found[:_MOST_THREADS])
-    ]
+    seen = []
+    for at, (name, frames) in enumerate(found[:_MOST_THREADS]):
+        stack = (*frames[:_MOST_FRAMES], *_cut(len(frames) - _MOST_FRAMES))
+        seen.append(_Seen(Thread(name, stack, is_main=at == len(found) - 1), at, True))
     return tuple(sorted(_read_sources(seen), key=lambda thread: not thread.is_main))

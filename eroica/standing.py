@@ -8,9 +8,14 @@ Whatever could not be seen has a value that says so (None, "", an empty tuple wi
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3|/lib64/python3|^<frozen |/eroica/probe/|/eroica/arming/")
+CUT = "<cut>"
+"""File of the frame that stands for those that were left out of a stack."""
+_LIBRARY = re.compile(
+    r"/(?:site|dist)-packages/|/lib/python3|/lib64/python3|^<frozen |^<cut>|/eroica/probe/|/eroica/arming/"
+)
 """Files of the standard library, of installed packages and of our own hooks."""
 
 
@@ -34,7 +39,12 @@ class Frame:
     @property
     def is_users(self) -> bool:
         """False in the standard library, in installed packages and in the hooks of eroica itself."""
-        return not _LIBRARY.search(self.file)
+        return is_users(self.file)
+
+
+def is_users(file: str) -> bool:
+    """Whether a file is the user's own."""
+    return not _LIBRARY.search(file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +82,13 @@ class Group:
     """What people call it."""
     members: tuple[int, ...]
     """Global ranks in the group's order; () if unknown."""
+    backend: str = ""
+    """What carries it, as torch says: "gloo", "cpu:gloo,cuda:nccl"; "" if unknown."""
+
+    @property
+    def is_on_device(self) -> bool:
+        """Its calls are kernels on a stream: they begin and end without the host, and several may be under way."""
+        return any(name in self.backend for name in ("nccl", "rccl", "xccl", "hccl"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +180,25 @@ class RankView:
     """Why there are no threads, and the way out."""
     stack_source: str = ""
     """py-spy, faulthandler."""
+    last_batch: str = ""
+    """How its last call for a batch ended: "came", or "none" where the loader was through; "" if unknown."""
+    num_nexts: int = 0
+    """Batches that it has asked for, the ends of epochs included."""
     exception: str = ""
     """What left the training loop, or ended the process."""
     exception_at: str = ""
+    """The innermost line that it passed."""
+    exception_from: str = ""
+    """The innermost line of the user's own code that it passed; "" if unknown."""
+    handles: str = ""
+    """The exception that it was dealing with, in an `except` or a `finally`, when it made its last call or save."""
+    handles_at: str = ""
+    handles_from: str = ""
+    rendezvous: Mapping[str, str] = field(default_factory=dict)
+    """What it was told when it joined the others: "store" (address and port of the rendezvous), "interface" (that it
+    binds to), "address" (that it tells the others to connect to); what is unknown is left out."""
+    model: str = ""
+    """What it made ready to train with others last: "DistributedDataParallel of 6 parameters, 24,960 elements"."""
     is_still: bool = False
     """Its driving thread did not run at all while it was watched for some seconds. Looked for before the first step."""
     is_leaving: bool = False

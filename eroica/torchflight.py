@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
+from eroica.job import format_ranks
 from eroica.standing import MESSAGES, Call, Group
 
 _MOST_BYTES = 64 << 20
@@ -57,7 +59,8 @@ def _groups(config: object) -> dict[str, Group]:
                     ranks = []
             members = tuple(rank for rank in ranks if isinstance(rank, int)) if isinstance(ranks, list) else ()
             called = description if description != "undefined" else f"group {name}"
-            found[name] = Group(f"recorder {name} {description}", called, members)
+            # Ranks that form several groups in one call give all of them one name: members tell them apart.
+            found[name] = Group(f"recorder {name} {description} {format_ranks(members)}", called, members)
     return found
 
 
@@ -77,6 +80,9 @@ def _call(entry: object, groups: dict[str, Group]) -> Call | None:
     if not op or not isinstance(sequence, int) or is_message:
         return None  # its numbers of messages are not by peer, so they cannot be matched
     state = entry.get("state")
+    backend = str(entry.get("profiling_name", "")).partition(":")[0]
+    if backend and not group.backend:
+        groups[name] = group = replace(group, backend=backend)
     status = "done" if entry.get("retired") is True or state == "completed" else "in"
     dtype = _first(entry.get("input_dtypes"))
     return Call(

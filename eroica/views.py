@@ -19,11 +19,11 @@ from itertools import pairwise
 from pathlib import Path
 
 from eroica import processes, ring, stacks
-from eroica.flights import groups_of, last_sign_ns, newest_of, newest_start, noted, read_rings, what_of, with_place
+from eroica.flights import backends_of, groups_of, last_sign_ns, newest_of, newest_start, noted, read_rings, what_of
 from eroica.hang import LIMIT_S
 from eroica.job import parse_ranks
 from eroica.ring import Flight, Record
-from eroica.standing import Call, Child, Group, Open, RankView, Thread
+from eroica.standing import Call, Child, Group, Open, RankView, Thread, is_users
 from eroica.torchflight import read_flight_recorder
 
 STACKS_SUFFIX = ".stacks"
@@ -201,7 +201,9 @@ def view_of(flight: Flight, process: Process, clock_ns: int) -> RankView:
     is_here = process.is_here and process.lives is True
     until_ns = clock_ns if is_here else last_ns
     phase, phase_ns = _phase(flight)
-    exception = with_place(flight, "exception") if _is_last(flight, "exception") else ""
+    left = _noted_last(flight, "exception")
+    handled = _noted_last(flight, "handles", (ring.NEXT, ring.STEP))
+    batches = [record for record in flight.records if record.kind == ring.NEXT and record.duration_ns is not None]
     return RankView(
         rank=words[ring.RANK],
         host=noted(flight, "host"),
@@ -229,8 +231,16 @@ def view_of(flight: Flight, process: Process, clock_ns: int) -> RankView:
         threads=process.threads,
         no_stack=process.no_stack,
         stack_source=process.stack_source,
-        exception=exception.rpartition(" at ")[0] if exception else "",
-        exception_at=exception.rpartition(" at ")[2] if exception else "",
+        last_batch=("none" if batches[-1].raised else "came") if batches and not no_batch else "",
+        num_nexts=words[ring.NUM_NEXTS],
+        exception=_text_of(left, "exception"),
+        exception_at=_text_of(left, "at"),
+        exception_from=users_line(left),
+        handles=_text_of(handled, "handles"),
+        handles_at=_text_of(handled, "at"),
+        handles_from=users_line(handled),
+        rendezvous=_rendezvous(flight),
+        model=noted(flight, "model"),
         is_leaving=_is_last(flight, "leaving"),
         children=process.children,
     )
@@ -260,12 +270,13 @@ def _state(word: int, process: Process) -> str:
 
 def _groups(flight: Flight) -> tuple[Group, ...]:
     found = []
+    backends = backends_of(flight)
     for key, (name, members) in groups_of(flight).items():
         try:
             ranks = tuple(parse_ranks(members))
         except ValueError:
             ranks = ()
-        found.append(Group(f"{key:016x}", name, ranks))
+        found.append(Group(f"{key:016x}", name, ranks, backends.get(key, "")))
     return tuple(found)
 
 
@@ -311,13 +322,38 @@ def _phase(flight: Flight) -> tuple[str, int]:
 
 
 def _is_last(flight: Flight, key: str) -> bool:
-    """A note with `key` still holds: nothing began after it. A note without a time is one of the process's end."""
+    return bool(_noted_last(flight, key))
+
+
+def _noted_last(flight: Flight, key: str, kinds: Collection[int] = ()) -> Mapping[str, object]:
+    """The last note with `key`, if it still holds: nothing (of `kinds`, if any are given) began after it.
+
+    A note without a time is one of the process's end.
+    """
     for note in reversed(flight.notes):
         if key in note:
             at_ns = note.get("clock_ns")
-            begins = (record.begin_ns for record in flight.records if record.kind != ring.GC)
-            return not isinstance(at_ns, int) or max(begins, default=0) <= at_ns
-    return False
+            begins = (r.begin_ns for r in flight.records if (r.kind in kinds if kinds else r.kind != ring.GC))
+            return note if not isinstance(at_ns, int) or max(begins, default=0) <= at_ns else {}
+    return {}
+
+
+def _text_of(note: Mapping[str, object], key: str) -> str:
+    return str(note.get(key, ""))[:700]
+
+
+def users_line(note: Mapping[str, object]) -> str:
+    """The innermost line of the user's own code that the exception of a note has passed, "path:line"; "" if unknown."""
+    trail = note.get("trail")
+    lines = [str(line) for line in trail] if isinstance(trail, list) else []
+    return next((line for line in [_text_of(note, "at"), *lines] if line and is_users(line.rpartition(":")[0])), "")
+
+
+def _rendezvous(flight: Flight) -> dict[str, str]:
+    """What the last note on joining the others says."""
+    note = next((note["joins"] for note in reversed(flight.notes) if isinstance(note.get("joins"), dict)), {})
+    assert isinstance(note, dict)
+    return {str(key)[:40]: str(value)[:200] for key, value in list(note.items())[:16]}
 
 
 def _no_batch(flight: Flight) -> str:

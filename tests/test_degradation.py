@@ -304,9 +304,23 @@ def test_evaluations_skipped_steps_and_our_own_windows_are_not_judged() -> None:
 def test_a_pause_explains_silence_up_to_its_own_limit(pause: Pause) -> None:
     judge = Degradation()
     judged([0.1] * 50, judge)
-    assert judge.check(605 * S, 5 * S, pause) is None
+    quiet = judge.check(605 * S, 5 * S, pause)
+    assert quiet is not None and (quiet.change, quiet.pause) == (Change.QUIET, pause)
     found = judge.check(606 * S, 5 * S, pause)
-    assert found is not None and found.pause is pause
+    assert found is not None and (found.change, found.pause) == (Change.STALLED, pause)
+
+
+def test_a_silence_that_may_last_is_worth_one_look_and_its_end_is_told() -> None:
+    judge = Degradation()
+    judged([0.1] * 50, judge)
+    assert judge.check(34 * S, 5 * S, Pause.EVALUATION) is None
+    found = judge.check(36 * S, 5 * S, Pause.EVALUATION)
+    assert found is not None and (found.change, found.observed_ns) == (Change.QUIET, 31 * S)
+    assert judge.check(90 * S, 5 * S, Pause.EVALUATION) is None
+    over = judge.check(91 * S, 91 * S, None)
+    assert over is not None and (over.change, over.ended) == (Change.RECOVERED, Change.QUIET)
+    # Windows of our own have a limit that is shorter.
+    assert judge.check(110 * S, 91 * S, Pause.CAPTURE) is None
 
 
 def test_the_limit_of_a_pause_follows_the_longest_one_seen() -> None:
@@ -321,7 +335,9 @@ def test_the_first_iterations_after_a_rendezvous_may_be_silent_for_long() -> Non
     judge = Degradation()
     assert judge.check(500 * S, None, None) is None
     judged([0.1], judge)
-    assert judge.check(1800 * S, 0, None) is None
+    early, late = judge.check(1800 * S, 0, None), judge.check(1801 * S, 0, None)
+    assert early is not None and early.change is Change.QUIET
+    assert late is not None and late.change is Change.STALLED
     judged([0.1] * 50, judge)
     judge.restart()
     assert judge.silence_limit_ns(None) == 1800 * S
@@ -347,7 +363,8 @@ def test_silence_that_came_twice_and_ended_by_itself_is_usual() -> None:
 def test_limits_can_be_raised_and_must_make_sense() -> None:
     judge = Degradation(Limits(pause_ns=3600 * S))
     judged([0.1] * 50, judge)
-    assert judge.check(3000 * S, 5 * S, Pause.EVALUATION) is None
+    found = judge.check(3000 * S, 5 * S, Pause.EVALUATION)
+    assert found is not None and found.change is Change.QUIET
     with pytest.raises(ValueError, match="silence_ns is 0"):
         Limits(silence_ns=0)
 

@@ -123,7 +123,7 @@ def _kernel(torch: Any, distributed: Any, name: str) -> Callable[..., Any]:
     has_future = not is_message and op != _MONITORED
     timed_kinds = what(P2P if is_message else COLLECTIVE, op)
     untimed_kinds = what(P2P if is_message else COLLECTIVE, op, flags=UNTIMED)
-    recorder, thrift = RECORDER, RECORDER.thrift
+    recorder, thrift, exception = RECORDER, RECORDER.thrift, sys.exception
 
     def follow(ring: Ring, number: int, begin_ns: int, line: _Line, sequence: int, result: Any) -> None:
         """Have the future of the work tell when the collective is over."""
@@ -197,6 +197,9 @@ def _kernel(torch: Any, distributed: Any, name: str) -> Callable[..., Any]:
                     words[position + NUM_BYTES] = num_bytes
                     words[position + BEGIN] = begin_ns
                     words[position + ENTERED] = sequence << 8 | op
+                error = exception()
+                if error is not None:
+                    recorder.handles(ring, error)
                 placed_ns = monotonic_ns()
                 thrift.placed_ns += placed_ns - begin_ns
                 if not position or not (recorder.num_steps or recorder.num_nexts) & thrift.mask:

@@ -32,10 +32,26 @@ def data_parallel(module: Any) -> None:
 
     @functools.wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        _tell("DistributedDataParallel", args[0] if args else kwargs.get("module"))
         original(self, *args, **kwargs)
         _keep("ddp", {name: getattr(self, name, None) for name in _DDP}, getattr(self, "module", None))
 
     module.DistributedDataParallel.__init__ = __init__
+
+
+def _tell(wrapper: str, model: Any) -> None:
+    """Note what is made ready to train with others, before it is: where ranks differ, that is what they trip over."""
+    ring = RECORDER.ring
+    if ring is None or not hasattr(model, "named_parameters"):
+        return
+    try:
+        ignored = set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
+        sizes = [p.numel() for name, p in model.named_parameters() if p.requires_grad and name not in ignored]
+        ring.note(model=f"{wrapper} of {len(sizes)} parameters, {sum(sizes):,} elements")
+    except (RuntimeError, ValueError):
+        return  # parameters without a size so far: the wrapper will say what it thinks of them
+    except Exception as error:
+        RECORDER.fail(error)
 
 
 def fully_shard(module: Any) -> None:

@@ -20,6 +20,7 @@ elsewhere.
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import weakref
 from collections import Counter
@@ -28,6 +29,7 @@ from time import monotonic_ns
 from types import ModuleType
 from typing import Any
 
+from eroica.probe import meeting
 from eroica.probe.recorder import RECORDER
 from eroica.ring import PHASE, PHASES, Ring, what
 
@@ -49,6 +51,9 @@ def begin(name: str, *, arms: bool = False) -> tuple[Ring, int, int] | None:
     if ring is None:
         return None
     try:
+        error = sys.exception()
+        if error is not None:
+            RECORDER.handles(ring, error)
         begin_ns = monotonic_ns()
         _counts[name] += 1
         kind = what(PHASE, PHASES.index(name))
@@ -77,6 +82,8 @@ def wrap(module: Any, function: str, name: str, *, arms: bool = False) -> None:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             if name == "teardown":
                 EVALUATION.over()
+            if arms:
+                _joins(args, kwargs)
             begun = begin(name, arms=arms)
             if name == "teardown":
                 _leaves(begun, args, kwargs)
@@ -105,6 +112,17 @@ def wrapped_everywhere(module: Any, function: str, make: Callable[[Callable[...,
             names = getattr(other, "__dict__", None)
             if isinstance(names, dict) and names.get(function) is original:
                 names[function] = wrapper
+
+
+def _joins(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Note where the rank looks for the others, before it does."""
+    ring = RECORDER.ring or RECORDER.arm()
+    if ring is None:
+        return
+    try:
+        ring.note(joins=meeting.told(args, kwargs, os.environ))
+    except Exception as error:
+        RECORDER.fail(error)
 
 
 def _leaves(begun: tuple[Ring, int, int] | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

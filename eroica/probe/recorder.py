@@ -36,8 +36,13 @@ LAST_CALLBACKS_NS = 5_000_000_000
 """For callbacks of operations of a process group that is destroyed: they come within a moment, or never."""
 LEAVING_NS = 50_000_000
 """For a thread to leave a callback, on a busy host; once per process."""
+MOST_HANDLED = 16
+"""Notes on exceptions that were being dealt with when a call was made. Training may run in an `except` for good (a
+restart after an error): one and the same exception is noted once."""
 MOST_MISSED = 16
 """Notes on batches that did not come; a ring has little room."""
+_MOST_TRAIL = 3
+"""Lines of the user's own code that the note on an exception keeps."""
 _MOST_TEXT = 300
 """Characters of an exception's message that a note keeps; a ring has room for some hundred such notes."""
 
@@ -70,6 +75,9 @@ class Recorder:
         self._gc_begin_ns = 0
         self._gc_number = 0
         self._num_missed = 0
+        self._num_handled = 0
+        self._handled = 0
+        """`id` of the exception that was noted last."""
 
     def arm(self) -> Ring | None:
         """Make the ring, if this is a rank; called at each event until it has one. Raises nothing."""
@@ -160,7 +168,7 @@ class Recorder:
         try:
             entry: dict[str, object] = {"leaving": "destroy_process_group", "clock_ns": time.monotonic_ns()}
             if error is not None and not isinstance(error, _PASSING):
-                entry |= {"exception": _text(error), "at": _where(error.__traceback__)}
+                entry |= {"exception": _text(error), **_place(error.__traceback__)}
             ring.note(**entry)
         except Exception as fault:
             self.fail(fault)
@@ -175,6 +183,15 @@ class Recorder:
             ring.note(no_batch=_text(error), at=_where(error.__traceback__), clock_ns=time.monotonic_ns())
         except Exception as fault:
             self.fail(fault)
+
+    def handles(self, ring: Ring, error: BaseException) -> None:
+        """A call or a save is made while the exception `error` is dealt with: by a clean-up, say, that the other ranks
+        know nothing of. May raise; the hooks are guarded."""
+        if id(error) == self._handled or self._num_handled == MOST_HANDLED or isinstance(error, _PASSING):
+            return
+        self._handled = id(error)
+        self._num_handled += 1
+        ring.note(handles=_text(error), **_place(error.__traceback__), clock_ns=time.monotonic_ns())
 
     def finish(self) -> None:
         """At the end of the process, before the interpreter goes: wait for callbacks, say that the end was reached."""
@@ -202,7 +219,7 @@ class Recorder:
             with contextlib.suppress(Exception):
                 error = getattr(sys, "last_value", None)
                 if isinstance(error, BaseException):
-                    ring.note(exception=_text(error), at=_where(error.__traceback__))
+                    ring.note(exception=_text(error), **_place(error.__traceback__))
                 ring.set(flight.STATE, flight.ENDED)
             workspace.leave(ring.path.parent)
 
@@ -263,6 +280,19 @@ def _where(trace: TracebackType | None) -> str:
         place = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
         trace = trace.tb_next
     return place[-_MOST_TEXT:]
+
+
+def _place(trace: TracebackType | None) -> dict[str, object]:
+    """The innermost line, and the innermost ones that look like the user's own: libraries raise for their callers."""
+    trail: list[str] = []
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if "-packages" not in file and "/lib/python3" not in file:
+            trail.insert(0, f"{file}:{trace.tb_lineno}"[-_MOST_TEXT:])
+        at, trace = f"{file}:{trace.tb_lineno}"[-_MOST_TEXT:], trace.tb_next
+        if trace is None:
+            return {"at": at, "trail": trail[:_MOST_TRAIL]}
+    return {"at": ""}
 
 
 def _is_from_signal_handler(trace: TracebackType | None) -> bool:
