@@ -103,9 +103,7 @@ def gone_past(look: Look, gathering: Gathering) -> Suspect | None:
         return None
     later = next(iter(ahead.values()))
     text = f"{some(ahead)}: has gone on to {later.op} {later.sequence} of {gathering.group.name} at "
-    text += (
-        f"{line_of(look, min(ahead))}, while {some(gathering.calls)} stand in {gathering.what} at {min(lines)}, which "
-    )
+    text += f"{line_of(look, min(ahead))}, while {some(gathering.calls)} stand in {gathering.what} at {min(lines)}, "
     text += "which nobody leaves alone: it left out a call, or called something else in its place"
     evidence = [Evidence(text, "ring", {"sequence": call.sequence, "ahead": later.sequence})]
     evidence += [*places(look, [*gathering.calls, *ahead]), *skew_evidence(look, call.group)]

@@ -12,6 +12,7 @@ not. Without the stack it is `supported`; a rank without any data is named, neve
 
 from __future__ import annotations
 
+import signal
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -88,12 +89,29 @@ def _suspects(look: Look) -> list[Suspect]:
     """What is wrong, surest and first cause first; empty if nothing is."""
     left = departures(look.views, look.doings, look.graph)
     if left is not None:
-        return left
+        return _broken_calls(look) if left and all(_is_broken_call(look, suspect) for suspect in left) else left
     found = _standing(look)
     found = [by_handled(look, suspect) for suspect in found]
     if any(is_follower(view) and view.state in ("ended", "died") for view in look.views.values()):
         return [replace(suspect, kind="crash") for suspect in found] or followers(look.views)
     return found
+
+
+def _is_broken_call(look: Look, suspect: Suspect) -> bool:
+    """Processes that a library ended inside of a call in which ranks differ: a message of another size than expected
+    ends whoever receives it, and that need not be the one who is wrong."""
+    aborted = (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS)
+    if suspect.cause != "dead_worker" or any(look.views[rank].exit_status not in aborted for rank in suspect.ranks):
+        return False
+    return bool(different(look))
+
+
+def _broken_calls(look: Look) -> list[Suspect]:
+    died = {rank: view for rank, view in look.views.items() if view.state == "died" and view.exit_status is not None}
+    texts = [f"rank {rank} was ended by it ({exit_words(view.exit_status)})" for rank, view in died.items()]
+    ended = tuple(Evidence(text, "process", {}) for text in texts[:8])
+    found = [by_handled(look, suspect) for suspect in different(look)]
+    return [replace(suspect, kind="crash", evidence=(*suspect.evidence, *ended)) for suspect in found]
 
 
 def _standing(look: Look) -> list[Suspect]:

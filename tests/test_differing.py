@@ -119,6 +119,22 @@ def test_who_stands_in_a_later_call_than_one_that_nobody_leaves_alone_has_gone_p
     assert _said(_explained(*others, alike))[1] == "unknown"
 
 
+def test_a_process_that_a_library_ended_in_a_call_in_which_ranks_differ_is_no_dead_worker() -> None:
+    lost = "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:1"
+    over: dict[str, Any] = {"silent_s": None, "threads": ()}
+    odd = _rank(1, _call(WORLD, 41, num_bytes=16), state="running", **over)
+    aborted = _rank(2, _call(WORLD, 41), state="died", exit_status=-6, **over)
+    others = [_rank(rank, _call(WORLD, 41, "failed"), state="ended", exception=lost, **over) for rank in (0, 3)]
+    found = _explained(others[0], odd, aborted, others[1])
+    assert (found.kind, *_said(found)) == ("crash", "rank", "collective_mismatch", "1", "established")
+    assert "rank 2 was ended by it (killed by SIGABRT)" in _texts(found)
+    # Killed from outside, or where all make the same call, it is the one that died.
+    killed = replace(aborted, exit_status=-9)
+    assert _said(_explained(others[0], odd, killed, others[1]))[1:3] == ("dead_worker", "2")
+    alike = replace(odd, calls=aborted.calls)
+    assert _said(_explained(others[0], alike, aborted, others[1]))[1:3] == ("dead_worker", "2")
+
+
 def test_calls_on_a_device_that_all_have_entered_are_told_from_several_at_once() -> None:
     sync = Thread(
         "MainThread",
