@@ -154,13 +154,14 @@ def _exceptions(first: Mapping[int, RankView], views: Mapping[int, RankView]) ->
                 evidence.insert(0, Evidence(f"models differ: {models}", "environment", {}))
             else:
                 scope, text = "all", f"all ranks left by the same error: {text.partition(': ')[2]}"
+        is_hang = scope != "all" and all(first[rank].state == "running" for rank in ranks)
         found.append(
             Suspect(
                 *(cause, scope, who, level, text, tuple(evidence)),
                 function=FunctionName(
                     "host", view.exception.partition(":")[0], at or None, view.exception_from or at or None
                 ),
-                kind="hang" if all(first[rank].state == "running" for rank in ranks) else "crash",
+                kind="hang" if is_hang else "crash",
                 advice="find out why the worker was killed: " + _KILL_ADVICE if is_worker else "mend what raised this",
             )
         )

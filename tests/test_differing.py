@@ -168,6 +168,7 @@ def test_an_error_that_all_leave_by_blames_no_rank_unless_one_has_another_model(
     views = [_rank(rank, **error) for rank in range(4)]
     found = _explained(*views)
     assert (found.kind, *_said(found)) == ("crash", "all", "exception", "0-3", "established")
+    assert _explained(*(replace(view, state="running") for view in views)).kind == "crash"
     models = [replace(view, model="DistributedDataParallel of 6 parameters, 1,000 elements") for view in views]
     models[2] = replace(models[2], model="DistributedDataParallel of 8 parameters, 1,300 elements")
     found = _explained(*models)
