@@ -104,7 +104,7 @@ def _full(*values: str) -> ParameterSet:
         _full(
             "skipped", "hang", "collective_mismatch", "1", "established", r"barrier where .*left a call out in step 5"
         ),
-        ("order", "hang", "deadlock", "0", "established", r"rank 0 in allreduce 1 of group 2 .*hang_job.py:\d+"),
+        _full("order", "hang", "deadlock", "0", "established", r"rank 0 in allreduce 1 of group 2 .*hang_job.py:\d+"),
         _full(
             "operation", "hang", "collective_mismatch", "2", "established", r"broadcast of 16 bytes.*allreduce of 16"
         ),
