@@ -154,7 +154,7 @@ def _train(case: Case, draw: Draw, out: Path) -> tuple[Made, float | None, str]:
     problem = ""
     if case.is_control and status not in (0, None):
         problem = f"the healthy job ended with status {status}: {tail}"
-    since_ns = 0 if case.is_control else int(planted["onset"]["wall_ns"])
+    since_ns = 0 if case.is_control else int((planted.get("onset") or {}).get("wall_ns", 0))
     windows = tuple(baselines.windows_in(out / "eroica", since_ns))[-1:]
     return Made(truth=truth, diagnoses=diagnoses, windows=windows), delay, problem
 

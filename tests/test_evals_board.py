@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from evals import board, catalogue, rows, suites
+from bench.peers import Environment
+from evals import baselines, board, catalogue, peers, rows, suites
 from evals.__main__ import GUESS_S, Pace, main, plan
 from evals.catalogue import Case, CaseError
+from evals.made import Draw
 from evals.rows import Row, Said, Session
 
 SESSION = Session(
@@ -60,6 +62,16 @@ def make(case, draw):
 BROKEN = """
 def make(case, draw):
     raise ZeroDivisionError("nothing to divide by")
+"""
+
+
+CLUSTER = """
+from evals.made import Made, of_cluster
+from evals.synth import cluster
+
+def make(case, draw):
+    made = cluster("slow_input", world_size=2, effect=draw.effect, seed=draw.seed, num_iterations=3, max_events=100)
+    return of_cluster(case, made)
 """
 
 
@@ -338,3 +350,51 @@ def test_the_committed_scoreboard_is_the_one_of_the_committed_results() -> None:
     if files:
         shown = (Path(board.__file__).parent / "SCOREBOARD.md").read_text()
         assert shown == board.of_files(files, catalogue.load()), "write it again: python -m evals board --write"
+
+
+# --- peers ---------------------------------------------------------------------------------------------------------
+
+
+def peer(folder: Path, script: str) -> Environment:
+    """A stand-in for HTA's interpreter: PYTHON peer_hta.py FOLDER WORLD_SIZE."""
+    tool = folder / "python"
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o755)
+    return Environment("hta", tool, {"HolisticTraceAnalysis": "0.5.0"}, "")
+
+
+def test_a_peer_gets_a_file_per_rank_and_is_judged_by_whom_it_names(tmp_path: Path) -> None:
+    add(tmp_path / "cases", "Q01", CLUSTER)
+    (case,), draw = catalogue.load(tmp_path / "cases"), Draw(seed=3, effect=0.2, shape="bert")
+    (culprit,) = baselines.to_blame(suites.make(case, draw).truth)
+    checks = 'test -s "$2/rank0.json.gz" && test -s "$2/rank1.json.gz" && test "$3" = 2'
+    told = peers.ask(case, draw, peer(tmp_path, f'{checks} && echo "[{culprit}]"'))
+    assert told is not None
+    assert (told.problem, told.word, told.anybody, told.said) == ("", "right", True, f"ranks {culprit}")
+    told = peers.ask(case, draw, peer(tmp_path, f'echo "[{1 - culprit}]"'))
+    assert told is not None and told.word.startswith("wrong")
+
+
+def test_a_peer_that_fails_is_told_with_its_last_words_and_stands_on_the_board(tmp_path: Path) -> None:
+    add(tmp_path / "cases", "Q01", CLUSTER)
+    (case,), draw = catalogue.load(tmp_path / "cases"), Draw(seed=3, effect=0.2, shape="bert")
+    told = peers.ask(case, draw, peer(tmp_path, "echo no such kernel >&2; exit 3"))
+    assert told is not None and told.problem == "exit status 3: no such kernel" and told.word == "-"
+    file = tmp_path / "peers.jsonl"
+    rows.start(file, SESSION, resume=False)
+    rows.append(file, told)
+    text = board.of_files([file], [case])
+    assert "| HTA 0.5.0 | 1 | 0 | 0 | 0 | 0 | 0 | 1 |" in text
+    assert "| Q01 | HTA | - | exit status 3: no such kernel | - |" in text
+
+
+def test_peers_are_shown_only_what_they_can_look_at() -> None:
+    shown = {case.id: peers.peer_of(case) for case in catalogue.load()}
+    assert (shown["D01"], shown["G01"], shown["C01"]) == ("traceml", "hta", "")
+    assert {shown[case.id] for case in catalogue.load() if case.kind in ("hang", "crash")} == {""}
+
+
+def test_a_suite_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert suites.unavailable("live") == suites.unavailable("synthetic") == ""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "network namespaces need" in suites.unavailable("netns")
