@@ -40,6 +40,8 @@ class Frames(IntEnum):
     """A thread that looks at the stacks some hundred times a second, during the window only."""
     TRACED = 2
     """The profiler's own (with_stack): every call, dearer."""
+    SIZED = 3
+    """As SAMPLED, and with the sizes of what operators are given: three times as long to stop."""
 
 
 class State(IntEnum):

@@ -26,6 +26,7 @@ from eroica import __version__, bus, hang
 from eroica.agent import Agent
 from eroica.background import context_of
 from eroica.captures import Readers
+from eroica.commands import Frames
 from eroica.coordinator import GONE, Coordinator, Look, Policy, Window, missing_note
 from eroica.degradation import Change, Limits, Trigger
 from eroica.diagnosis import diagnose_in_detail
@@ -156,6 +157,9 @@ class _Watcher:
         self._training = ""
         """Whose the baseline is."""
         self._said: set[str] = set()
+        self._recording = recording
+        self._held: tuple[Judged, Window] | None = None
+        """What a window showed, until another one with the sizes of operators is there."""
         self._paused: Verdict | None = None
         self._told_changes: set[Change] = set()
         """Of pace, that a diagnosis was told of and that have not ended."""
@@ -193,6 +197,7 @@ class _Watcher:
         while (self._agent.is_busy or self._coordinator.look is not None) and time.monotonic_ns() < until_ns:
             time.sleep(1 / LOOKS_PER_S)
             self.look()
+        self._say_held()
 
     def close(self) -> None:
         """End the processes that read captures."""
@@ -201,6 +206,7 @@ class _Watcher:
 
     def _on_window(self, window: Window) -> None:
         if not window.summaries:
+            self._say_held()
             standings = self._coordinator.standings
             if not self._coordinator.is_resting and any(r in standings and standings[r].is_alive for r in window.ranks):
                 self._say_once(f"a capture gave nothing: {missing_note(window)}")
@@ -208,12 +214,34 @@ class _Watcher:
         if window.training != self._training:
             self._baseline, self._training = None, window.training
         judged = judge(window, self._baseline, job=self._plan.job, created=_now())
-        if window.trigger == "baseline":
+        is_sized = window.frames is Frames.SIZED
+        if not is_sized:
+            self._say_held()  # the window with sizes was given up for this one
+        if window.trigger == "baseline" and not is_sized:
             self._baseline = judged.stacked
         if judged.is_news:
             self._keep(window, judged.diagnosis)
         shutil.rmtree(self._folder / "captures" / str(window.number), ignore_errors=True)
-        if judged.is_news:
+        if is_sized and (not judged.is_news or judged.diagnosis.kind in ("healthy", "no_data")):
+            self._say_held()
+        elif judged.is_news:
+            self._held = None
+            if self._asks_for_sizes(window, judged):
+                self._held = judged, window
+            else:
+                self._report(judged.diagnosis, judged.detail, window.cause, window.number)
+
+    def _asks_for_sizes(self, window: Window, judged: Judged) -> bool:
+        """What moves over the ranks may follow what they are given. Sizes cost, so they are asked for only then."""
+        if self._recording is not None or not _depends_on_sizes(judged.diagnosis):
+            return False
+        return self._coordinator.ask_for_sizes(window, time.monotonic_ns())
+
+    def _say_held(self) -> None:
+        """Sizes have told nothing more, or did not come."""
+        held, self._held = self._held, None
+        if held is not None:
+            judged, window = held
             self._report(judged.diagnosis, judged.detail, window.cause, window.number)
 
     def _on_look(self, look: Look) -> bool:
@@ -324,6 +352,14 @@ def judge(window: Window, baseline: Stacked | None, *, job: str, created: str) -
     # Nobody asked for the first window. What it shows is told if it costs as much as a slowdown would have to.
     is_nothing = is_nothing or (window.trigger == "baseline" and 0 < _cost(diagnosis) < EFFECT)
     return Judged(diagnosis, detail, stacked, not is_nothing)
+
+
+_BY_SIZE = frozenset({"sync_amplification", "host_python", "unknown"})
+"""Causes of what moves over the ranks that may be uneven work, as long as sizes are not known. Kernels tell theirs."""
+
+
+def _depends_on_sizes(diagnosis: Diagnosis) -> bool:
+    return any(finding.scope == "rotating" and finding.cause in _BY_SIZE for finding in diagnosis.findings)
 
 
 def _cost(diagnosis: Diagnosis) -> float:

@@ -27,8 +27,8 @@ MOST_ELASTIC = 4.0
 its operators tell less. More than that is not what these operators cost (a log line, a save)."""
 
 
-def load_of(trace: Trace, iterations: Iterations) -> Float64s:
-    """(I,) Elements of all inputs of a step's operators, where they are told, else how many operators it has."""
+def load_of(trace: Trace, iterations: Iterations) -> tuple[Float64s, bool]:
+    """(I,) Elements of all inputs of a step's operators, where they are told (True), else how many operators it has."""
     is_operator = trace.category == Category.CPU_OP
     is_operator[trace.collectives.event] = False
     rows = np.flatnonzero(is_operator)
@@ -38,12 +38,13 @@ def load_of(trace: Trace, iterations: Iterations) -> Float64s:
     rows, step = rows[inside], step[inside]
     work = trace.work[rows]
     weights = np.maximum(work, 0).astype(np.float64) if len(rows) and (work >= 0).mean() >= 0.5 else None
-    return np.bincount(step, weights=weights, minlength=iterations.count).astype(np.float64)
+    return np.bincount(step, weights=weights, minlength=iterations.count).astype(np.float64), weights is not None
 
 
-def explained_by_load(own_s: Float64s, load: Float64s) -> Float64s:
+def explained_by_load(own_s: Float64s, load: Float64s, is_sized: bool) -> Float64s:
     """(I,) Share of each step's excess of own time, 0..1, that its load explains; 0 = none. NaN where the load does not
-    vary or the steps are too few to tell."""
+    vary or the steps are too few to tell, and where a mere number of operators (not `is_sized`) explains nothing: their
+    sizes might."""
     nothing = np.full(len(own_s), np.nan)
     if len(own_s) < FEW_STEPS or len(load) != len(own_s):
         return nothing
@@ -56,6 +57,6 @@ def explained_by_load(own_s: Float64s, load: Float64s) -> Float64s:
     correlation = float(np.corrcoef(load, own_s)[0, 1])
     slope = correlation * float(own_s.std()) / float(load.std())
     if correlation <= 0 or correlation**2 < FOLLOWS or slope * usual > MOST_ELASTIC * usual_s:
-        return np.zeros(len(own_s))
+        return np.zeros(len(own_s)) if is_sized else nothing
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(longer_s > 0, np.clip(slope * more / longer_s, 0.0, 1.0), np.nan)

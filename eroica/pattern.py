@@ -342,7 +342,7 @@ def summarize(trace: Trace, samples: Samples | None = None) -> Summary:
         # What a function does not tell of its own work, the operators of the step may.
         own = np.isin(path.activity, sorted(OWN_WORK))
         own_s = np.bincount(path.iteration[own], path.owned_ns[own] / 1e9, path.iterations.count).astype(np.float64)
-        by_load = explained_by_load(own_s, load_of(trace, path.iterations))
+        by_load = explained_by_load(own_s, *load_of(trace, path.iterations))
         peaks = replace(peaks, by_work=np.where(np.isnan(peaks.by_work), by_load, peaks.by_work))
     ledger = ledger_of(trace, path, peaks)
     num_kernels = int(np.count_nonzero(trace.category == Category.KERNEL))

@@ -122,6 +122,26 @@ def test_a_slowdown_is_proposed_ahead_of_all_ranks_committed_and_collected() -> 
     assert sorted(window.summaries) == [0, 1, 2, 3] and window.trigger == "slowdown" and missing_note(window) == ""
 
 
+def test_a_window_is_taken_again_with_sizes_at_once_shorter_and_not_a_third_time() -> None:
+    job = Job()
+    job.stand(117)
+    job.notice()
+    job.answer(State.PREPARED)
+    job.answer(State.DONE)
+    job.summarize()
+    (window,) = job.windows
+    assert job.coordinator.ask_for_sizes(window, job.now_ns)
+    job.pass_time(0.1)
+    assert job.prepared.frames is Frames.SIZED and job.prepared.window != window.number
+    assert job.prepared.num_steps < window.num_steps or window.num_steps == job.coordinator.policy.fewest
+    job.answer(State.PREPARED)
+    job.answer(State.DONE)
+    job.summarize()
+    sized = job.windows[-1]
+    assert (sized.trigger, sized.cause, sized.frames) == (window.trigger, window.cause, Frames.SIZED)
+    assert not job.coordinator.ask_for_sizes(sized, job.now_ns)
+
+
 def test_ranks_that_notice_the_same_slowdown_open_one_window() -> None:
     job = Job()
     job.stand(117)

@@ -77,12 +77,13 @@ def test_a_step_with_an_operator_more_does_not_explain_that_it_takes_twice_as_lo
 
 def test_a_load_that_varies_without_the_time_explains_nothing_and_an_even_one_tells_nothing() -> None:
     load = np.array([5.0, 9.0] * 8)
-    assert explained_by_load(np.array([1.0, 1.0, 2.0, 2.0] * 4), load).max() == 0.0
-    assert np.isnan(explained_by_load(np.array([1.0, 2.0] * 8), np.full(16, 5.0))).all()
-    assert np.isnan(explained_by_load(np.ones(4), np.ones(4))).all()
+    assert explained_by_load(np.array([1.0, 1.0, 2.0, 2.0] * 4), load, True).max() == 0.0
+    assert np.isnan(explained_by_load(np.array([1.0, 1.0, 2.0, 2.0] * 4), load, False)).all()
+    assert np.isnan(explained_by_load(np.array([1.0, 2.0] * 8), np.full(16, 5.0), True)).all()
+    assert np.isnan(explained_by_load(np.ones(4), np.ones(4), True)).all()
 
 
 def test_time_that_follows_the_load_is_explained_by_it() -> None:
     load = np.array([4.0, 4.0, 4.0, 8.0] * 4)
-    found = explained_by_load(load / 4, load)
+    found = explained_by_load(load / 4, load, False)
     assert found[3] == pytest.approx(1.0) and np.isnan(found[0])

@@ -343,6 +343,7 @@ class _Window:
             use_kineto=True,
             use_device="cuda" if has_cuda else None,
             with_stack=self.command.frames == Frames.TRACED,
+            record_shapes=self.command.frames == Frames.SIZED,
         )
         self.is_starting = True
         self.profiler._prepare_trace()
@@ -350,7 +351,7 @@ class _Window:
         self.is_starting = False
         _add_metadata(torch)
         gc.callbacks.append(self._collect)
-        is_looking = self.command.frames == Frames.SAMPLED
+        is_looking = self.command.frames in (Frames.SAMPLED, Frames.SIZED)
         self._sampler = Sampler(self.thread, is_looking, MOST_WINDOW_S + GRACE_S, overdue)
         self._sampler.start()
 
@@ -406,7 +407,7 @@ class _Window:
             for (count, begin), (_, end) in itertools.pairwise(marks)
         ]
         events += [weave.event("python_function", "Python GC", pid, *span, base) for span in self._collections]
-        if self._sampler is not None and self.command.frames == Frames.SAMPLED:
+        if self._sampler is not None and self.command.frames in (Frames.SAMPLED, Frames.SIZED):
             self._sampler.thread.join()
             seen = self._sampler.seen()
             spans = fitted(seen, weave.host_events(draft), self.marks[0][2], self.marks[-1][2])
