@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -40,6 +41,8 @@ from eroica.trace import Samples
 from eroica.untrusted import clean
 
 MOST_SPANS = 512
+MOST_WAITS = 8192
+"""Collectives kept of a rank: those of the laps told, where a lap has up to 27."""
 MOST_LAPS = 300
 """Iterations told with a window: what `degradation` looks back at."""
 READ_FAST_S = 1.0
@@ -80,6 +83,8 @@ class _Rank:
     standing: bus.Standing | None = None
     spans: deque[Record] = field(default_factory=lambda: deque(maxlen=MOST_SPANS))
     """Garbage collections and phases that are over."""
+    waits: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=MOST_WAITS))
+    """Collectives that are over, as far as their end can be seen: begin, length."""
     captures: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Window -> its begin and end, CLOCK_MONOTONIC."""
 
@@ -248,6 +253,8 @@ class Agent:
             for record in news.ended:
                 if record.kind in (ring.GC, ring.PHASE):
                     entry.spans.append(record)
+                elif record.kind == ring.COLLECTIVE and record.duration_ns is not None:
+                    entry.waits.append((record.begin_ns, record.duration_ns))
                 elif record.kind == ring.CAPTURE and record.duration_ns is not None:
                     entry.captures[record.sequence] = record.begin_ns, record.begin_ns + record.duration_ns
             entry.watch.is_disturbed = is_disturbed
@@ -584,16 +591,28 @@ class Agent:
                 self._bus.publish(bus.Summarized(window=window.window, rank=rank, summary=None, problem=problem))
 
 
-def history_of(watch: Watch, spans: Sequence[Record], environment: Mapping[str, object], shift_ns: int) -> History:
+def history_of(
+    watch: Watch,
+    spans: Sequence[Record],
+    environment: Mapping[str, object],
+    shift_ns: int,
+    collectives: Sequence[tuple[int, int]] = (),
+) -> History:
     """What a rank tells with its capture. `spans`: garbage collections and phases that are over; `shift_ns`: from
-    CLOCK_MONOTONIC to the wall clock."""
+    CLOCK_MONOTONIC to the wall clock; `collectives`: begin and length of those whose end can be seen."""
     laps = list(watch.iterations)[-MOST_LAPS - 1 :]
+    waits = sorted(collectives)
+
+    def waited(start_ns: int, end_ns: int) -> int:
+        inside = waits[bisect_left(waits, (start_ns, 0)) : bisect_left(waits, (end_ns, 0))]
+        return sum(lasts for _, lasts in inside) if inside else -1
+
     since_ns = laps[0].start_ns if laps else 0
     return History(
         laps=tuple(
             Lap(
                 *(before.step, lap.start_ns + shift_ns, lap.duration_ns, lap.pause.value if lap.pause else ""),
-                *(lap.num_batches, lap.num_collectives),
+                *(lap.num_batches, lap.num_collectives, waited(lap.start_ns, lap.end_ns)),
             )
             for before, lap in pairwise(laps)
         ),
@@ -608,7 +627,7 @@ def history_of(watch: Watch, spans: Sequence[Record], environment: Mapping[str, 
 
 
 def _history(entry: _Rank, shift_ns: int) -> History:
-    return history_of(entry.watch, list(entry.spans), merged(entry.notes), shift_ns)
+    return history_of(entry.watch, list(entry.spans), merged(entry.notes), shift_ns, entry.waits)
 
 
 def _groups(notes: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:

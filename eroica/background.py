@@ -32,6 +32,8 @@ class Lap:
     """What else happened in it: "evaluation", "checkpoint", ...; "" if nothing is known."""
     num_batches: int = 0
     num_collectives: int = 0
+    waited_ns: int = -1
+    """In collectives that began in it, all together; -1: not seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,12 @@ def context_of(
     return Context(
         environment=_environment({rank: history.environment for rank, history in histories.items()}),
         series=[
-            Series(rank, tuple(lap.step for lap in laps), tuple(lap.duration_ns / 1e9 for lap in laps))
+            Series(
+                rank,
+                tuple(lap.step for lap in laps),
+                tuple(lap.duration_ns / 1e9 for lap in laps),
+                tuple(lap.waited_ns / 1e9 if lap.waited_ns >= 0 else float("nan") for lap in laps),
+            )
             for rank, history in sorted(histories.items())
             if (laps := [lap for lap in history.laps if counts(lap)])
         ],

@@ -43,6 +43,8 @@ class Series:
     steps: tuple[int, ...]
     """Ascending."""
     duration_s: tuple[float, ...]
+    waited_s: tuple[float, ...] = ()
+    """Spent in collectives in each of these steps, NaN where that cannot be seen; () if nowhere."""
 
 
 @dataclass(frozen=True, slots=True)

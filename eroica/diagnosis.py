@@ -47,6 +47,7 @@ from eroica.impact import Pricer, iteration_of
 from eroica.job import format_missing, format_ranks
 from eroica.levels import common_excess, does_other_work, heavy_roles, idle_excesses
 from eroica.localization import EFFECT_FLOOR, EXPECTED_BETA, Localization, Roles, localize_stacked, roles_of
+from eroica.moving import settled
 from eroica.network import slow_transfers
 from eroica.pace import EFFECT
 from eroica.pattern import Stacked
@@ -344,7 +345,7 @@ def _drafts(
                 for e in common_excess(stacked, context.baseline, iteration_s, recurs=recurrence is not None)
                 if e.activity is None or e.activity not in moving
             )
-    drafts = placed(stacked, drafts, context)
+    drafts = placed(stacked, settled(stacked, drafts, context), context)
     if not drafts and context.baseline is None and _is_slow_still(context, iteration_s):
         assert context.noticed is not None
         drafts.append(level_draft(stacked, context.noticed, context.onset, iteration_s))
