@@ -21,7 +21,7 @@ PHASES = ("save", "load", "evaluation", "compile")
 
 _COLLECTIVES = re.compile(
     r"(all_reduce|all_gather|reduce_scatter|all_to_all|broadcast|barrier|gather|scatter|reduce|send|recv|isend|irecv|"
-    r"monitored_barrier|wait|synchronize|batch_isend_irecv|_object)"
+    r"monitored_barrier|wait|synchronize|batch_isend_irecv|_object|_verify_param|_sync_(module|params|buffers))"
 )
 _DISTRIBUTED = re.compile(r"/torch/distributed/(?!elastic|checkpoint|run|launch)")
 _WAITING_LINE = re.compile(
