@@ -98,9 +98,9 @@ ADVICE = {
     ),
     "intra_node_link": "Check the links between devices on this host (nvidia-smi nvlink -s, topo -m, Xid messages).",
     "profiler_overhead": (
-        "End what is attached: a stack sampler, a debugger, a script that sends signals. Where it is what our own tracing "
-        "has left: restart the ranks at their next checkpoint (or detach it; CUPTI is torn down after each capture under "
-        "TEARDOWN_CUPTI=1), and capture this job no more until then."
+        "End what is attached: a stack sampler, a debugger, a script that sends signals. Where it is what our own "
+        "tracing has left: restart the ranks at their next checkpoint (or detach it; CUPTI is torn down after each "
+        "capture under TEARDOWN_CUPTI=1), and capture this job no more until then."
     ),
     "sync_amplification": (
         "Small random delays of changing ranks add up at each synchronisation: remove their source, or pace the "
