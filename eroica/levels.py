@@ -242,8 +242,8 @@ def _common_cause(stacked: Stacked, baseline: Stacked, activity: Activity, rise:
         return Cause(
             "unknown",
             False,
-            "the device idles longer after the same synchronisation as in the healthy window, and no event of the host "
-            "covers that time",
+            "the device idles longer after the same synchronisation as in the healthy window: the host takes longer to "
+            "launch anything again",
             ("device_sync: there are as many as in the healthy window", *_NO_SINGLE_RANK),
         )
     if activity not in (Activity.COMPUTE, Activity.OPERATOR, Activity.LAUNCH, Activity.MEMORY):

@@ -343,7 +343,8 @@ def judge(window: Window, baseline: Stacked | None, *, job: str, created: str) -
         created=created,
         version=__version__,
         trigger=window.trigger,
-        baseline=baseline,
+        # A second window in search of the healthy level is not measured by the first, which is taken for no such level.
+        baseline=baseline if window.trigger != "baseline" else None,
         notes=window.notes,
     )
     diagnosis, detail = diagnose_in_detail(stacked, context)

@@ -431,8 +431,16 @@ def device_step(shape: str, seconds: float, *, factor: float = 1.0, share: float
     return [*forward, *backward[:half], meet, *backward[half:], meet, Part(optimizer, each, "device")]
 
 
-def host_step(seconds: float, *, factor: float = 1.0, share: float = 0.85) -> list[Part]:
+OPERATORS: Mapping[str, tuple[str, ...]] = {
+    "transformer": ("embedding", "layer_norm", "addmm", "softmax", "bmm", "gelu", "mm", "_foreach_add_"),
+    "convnet": ("conv2d", "batch_norm", "relu", "max_pool2d", "convolution_backward", "sum", "add_"),
+    "perceptron": ("addmm", "relu", "mm", "threshold_backward", "sum", "add_", "copy_"),
+}
+"""Operators of a step, by the model."""
+
+
+def host_step(seconds: float, shape: str = "perceptron", *, factor: float = 1.0, share: float = 0.85) -> list[Part]:
     """The same on hosts alone."""
-    names = ("aten::addmm", "aten::relu", "aten::mm", "aten::sum", "aten::add_", "aten::copy_", "aten::mul")
+    names = [f"aten::{name}" for name in OPERATORS[shape]]
     each = seconds * share * factor / len(names)
     return [*(Part(name, each) for name in names), Part("all_reduce", seconds * (1 - share), "meet")]

@@ -18,10 +18,9 @@ def make(case: Case, draw: Draw) -> Made:
 
     def parts(step: int, rank: int) -> list[Part]:
         searches = Part(scan, seconds * (0.001 + draw.effect * max(step - onset, 0)), "python")
-        if draw.shape == "host":
-            return [searches, *series.host_step(seconds)]
-        return [searches, *series.device_step(draw.shape, seconds)]
+        return [searches, *series.host_step(seconds, draw.shape)]
 
-    plan = Plan(num_steps=onset + 600, parts=parts, has_device=draw.shape != "host")
+    # On hosts alone: a device would have the search hidden behind its queue, or by a synchronisation before it.
+    plan = Plan(num_steps=onset + 600, parts=parts, has_device=False)
     told = series.watched(plan, draw.seed)
     return series.made(case, plan, told, places=[Place(file=file, first=line, last=line)])

@@ -10,12 +10,13 @@ import time
 from pathlib import Path
 
 import torch.distributed as dist
+import torch.distributed.run
 
 from evals import jobs
 
-ALONE = 180
+ALONE = 130
 """Steps after which the other launcher is called."""
-TOGETHER = 450
+TOGETHER = 350
 JOINS = "join"
 
 
@@ -42,15 +43,14 @@ def launch() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=2"]
-    command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=elastic"]
-    command += ["--rdzv-conf=last_call_timeout=1", *sys.argv]
+    words = ["--nnodes=1:2", "--nproc-per-node=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}"]
+    words += ["--rdzv-id=elastic", "--rdzv-conf=last_call_timeout=1", *sys.argv]
     called = Path(jobs.arguments(__doc__).parse_args().out) / JOINS
-    first = subprocess.Popen(command)
+    first = subprocess.Popen([sys.executable, "-m", "torch.distributed.run", *words])
     while first.poll() is None and not called.exists():
         time.sleep(0.1)
-    second = subprocess.Popen(command)
-    return first.wait() or second.wait()
+    torch.distributed.run.main(words)
+    return first.wait()
 
 
 if __name__ == "__main__":
