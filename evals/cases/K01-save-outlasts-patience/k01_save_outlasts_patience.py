@@ -30,7 +30,7 @@ def main() -> None:
         job.loss(model, batch).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         if step == at:
-            job.planted([0], where=[save])
+            job.planted([0], where=[save, SharedFile, Bucket])
             if job.rank == 0:
                 save(job, model, BYTES / job.cost_s)
     dist.destroy_process_group()

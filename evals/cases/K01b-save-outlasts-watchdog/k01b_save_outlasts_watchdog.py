@@ -34,7 +34,7 @@ def main() -> None:
         job.loss(model, batch).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         if step == at:
-            job.planted([0], where=[write_checkpoint])
+            job.planted([0], where=[write_checkpoint, SharedFile, Bucket])
             if job.rank == 0:
                 write_checkpoint(job, model, BYTES / job.cost_s)
     dist.destroy_process_group()

@@ -29,7 +29,7 @@ def main() -> None:
     for step, batch in job.batches(job.loader(job.dataset())):
         if step == jobs.AFTER:
             rate = BYTES / (job.cost_s * every)
-            job.planted([0], where=[save])
+            job.planted([0], where=[save, SharedFile, Bucket])
         optimizer.zero_grad()
         job.loss(model, batch).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
