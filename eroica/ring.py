@@ -86,7 +86,7 @@ DTYPES = (
 )
 """Names of the element types, by number; only ever appended to."""
 
-PHASES = ("other", "save", "evaluation", "compile", "rendezvous", "load", "teardown")
+PHASES = ("other", "save", "evaluation", "compile", "rendezvous", "load", "teardown", "workers", "profile")
 """Names of the phases, by number; only ever appended to."""
 
 UNTIMED = 1

@@ -166,3 +166,34 @@ dist.destroy_process_group()
 """
     _, said = _ring(tmp_path, code)
     assert said == "torch.Size([4, 4]) {}\n"
+
+
+@pytest.mark.slow
+def test_started_workers_the_jobs_own_profiler_and_anomaly_detection_leave_their_marks(tmp_path: Path) -> None:
+    code = """
+import torch.profiler
+from torch.utils.data import Dataset, Subset
+
+class Clips(Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        return data[index]
+
+model = DistributedDataParallel(model)
+train(model)
+for epoch in range(2):
+    for x in DataLoader(Subset(Clips(), range(4)), batch_size=2, num_workers=1):
+        with torch.autograd.detect_anomaly(check_nan=False):
+            model(x).sum().backward()
+        optimizer.step()
+with torch.profiler.profile(on_trace_ready=lambda profiler: None):
+    train(model)
+dist.destroy_process_group()
+"""
+    flight, _ = _ring(tmp_path, code)
+    phases = [name for name, *_ in _phases(flight)]
+    assert phases.count("workers") == 2 and phases.count("profile") >= 1
+    told = merged(flight.notes)
+    assert told["loader.2.data"] == "Clips" and str(told["loader.2.data_at"]).startswith("<string>:")
+    assert str(told["anomaly.1.at"]).startswith("<string>:") and told["gradients.ddp.num_bytes"] == 80

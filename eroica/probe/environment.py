@@ -143,6 +143,8 @@ class Environment:
         self._noted: dict[str, Value] = {}
         self._options: dict[str, list[str]] = defaultdict(list)
         """Kind of option ("loader", "ddp", "fsdp") -> settings that were met, as JSON."""
+        self._values: dict[str, Value] = {}
+        """What is told as it becomes known, by its name."""
         self._looked_ns = 0
         self._num_notes = 0
 
@@ -170,9 +172,15 @@ class Environment:
             if ring is not None and self._looked_ns:
                 self._note(ring, self._told())
 
+    def value(self, ring: Ring | None, name: str, value: Value) -> None:
+        """Remember one value, the last one of its name; noted like an option."""
+        self._values[name] = value
+        if ring is not None and self._looked_ns:
+            self._note(ring, self._told())
+
     def _told(self) -> dict[str, Value]:
-        """Options, by the order in which they were met: `loader.1.workers`."""
-        return {
+        """Options, by the order in which they were met: `loader.1.workers`, and values."""
+        return self._values | {
             f"{kind}.{index}.{name}": value
             for kind, known in self._options.items()
             for index, text in enumerate(known, start=1)

@@ -93,6 +93,7 @@ def _loader(module: Any) -> None:
         return batch
 
     iterator.__next__ = __next__
+    phases.workers(module)
 
 
 def _next_ended(ring: Ring, number: int, begin_ns: int, raised: bool) -> None:
@@ -254,6 +255,8 @@ _PLACES: dict[str, Callable[[Any], None]] = {
     "scaler": _scaler,
     "collectives": _distributed,
     "profiler": _profiler,
+    "traces": phases.traces,
+    "anomaly": options.anomaly,
     "dynamo": _dynamo,
     "serialization": phases.serialization,
     "saver": phases.saver,

@@ -36,6 +36,8 @@ HOOKED = {
     "torch.amp.grad_scaler": "scaler",
     "torch.distributed.distributed_c10d": "collectives",
     "torch.autograd.profiler": "profiler",
+    "torch.profiler.profiler": "traces",
+    "torch.autograd.anomaly_mode": "anomaly",
     "torch._dynamo.trace_rules": "dynamo",
     "torch.serialization": "serialization",
     "torch.distributed.checkpoint.state_dict_saver": "saver",

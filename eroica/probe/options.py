@@ -1,13 +1,17 @@
-"""Options of loaders, of DistributedDataParallel and of FSDP, for the environment snapshot.
+"""Options of loaders, of DistributedDataParallel and of FSDP, and where anomaly detection is asked for, for the
+environment snapshot.
 
 They are read where they are given: from the iterator of a loader at its first batch, from a DistributedDataParallel
 that was just made, from the arguments of `fully_shard`. What lies deeper (schedules, hooks of communication) is left.
+Of a data set its class and the line of its code are kept: worker processes run it, whose stacks no capture holds. Of
+models that share gradients, how many bytes these have.
 The models of both are those whose mode tells evaluation (`phases`).
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,6 +20,10 @@ from eroica.probe.recorder import RECORDER
 from eroica.ring import Ring
 
 _LOADER = ("num_workers", "prefetch_factor", "pin_memory", "persistent_workers", "drop_last")
+_MOST_WRAPPERS = 8
+"""Data sets within data sets: subsets, caches."""
+_MOST_PATH = 140
+"""Characters of a path that are kept."""
 _DDP = ("bucket_bytes_cap", "find_unused_parameters", "gradient_as_bucket_view", "static_graph", "broadcast_buffers")
 
 
@@ -23,7 +31,53 @@ def of_loader(ring: Ring, iterator: Any) -> None:
     """An iterator is asked for its first batch. May raise; the hook is guarded."""
     values: dict[str, object] = {name: getattr(iterator, f"_{name}", None) for name in _LOADER}
     values["batch_size"] = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
+    values |= _data_set(getattr(iterator, "_dataset", None))
     RECORDER.environment.option(ring, "loader", values)
+
+
+def _data_set(data: Any) -> dict[str, object]:
+    """Class of a data set and the line at which its samples are made, below what merely wraps or chooses from it."""
+    for _ in range(_MOST_WRAPPERS):
+        inner = getattr(data, "dataset", None)
+        if not hasattr(type(inner), "__getitem__") and not hasattr(type(inner), "__iter__"):
+            break
+        data = inner
+    for method in ("__getitems__", "__getitem__", "__iter__"):
+        code = getattr(getattr(type(data), method, None), "__code__", None)
+        if code is not None:
+            return {"data": type(data).__qualname__, "data_at": _place(code.co_filename, code.co_firstlineno)}
+    return {}
+
+
+def _place(file: str, line: int) -> str:
+    """ "path:line", the end of the path if it is long: notes are cut, and the line is at the end."""
+    return f"{file[-_MOST_PATH:]}:{line}"
+
+
+def anomaly(module: Any) -> None:
+    """`torch.autograd.anomaly_mode`: note which line of the job asks for it."""
+    for name in ("detect_anomaly", "set_detect_anomaly"):
+        kind = getattr(module, name, None)
+        if kind is not None:
+            _note_uses(kind)
+
+
+def _note_uses(kind: Any) -> None:
+    original = kind.__init__
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        is_on = kwargs.get("mode", args[0] if args else True) if kind.__name__ == "set_detect_anomaly" else True
+        if is_on and not RECORDER.is_off:
+            try:
+                code = sys._getframe(1).f_code
+                place = _place(code.co_filename, sys._getframe(1).f_lineno)
+                RECORDER.environment.option(RECORDER.ring, "anomaly", {"at": place, "in": code.co_name})
+            except Exception as error:
+                RECORDER.fail(error)
+
+    kind.__init__ = __init__
 
 
 def data_parallel(module: Any) -> None:
@@ -35,6 +89,7 @@ def data_parallel(module: Any) -> None:
         _tell("DistributedDataParallel", args[0] if args else kwargs.get("module"))
         original(self, *args, **kwargs)
         _keep("ddp", {name: getattr(self, name, None) for name in _DDP}, getattr(self, "module", None))
+        _count_gradients("ddp", self, is_sum=True)
 
     module.DistributedDataParallel.__init__ = __init__
 
@@ -73,11 +128,30 @@ def fully_shard(module: Any) -> None:
                 args[0] if args else kwargs.get("module"),
                 replaces=True,  # the layers come first, the root last
             )
+            _count_gradients("fsdp", args[0] if args else kwargs.get("module"), is_sum=False)
             return result
 
         return wrapper
 
     wrapped_everywhere(module, "fully_shard", make)
+
+
+_gradients: dict[str, int] = {}
+
+
+def _count_gradients(kind: str, model: Any, *, is_sum: bool) -> None:
+    """Note how many bytes the gradients have that are reduced over ranks. is_sum: each model is reduced for itself;
+    else the largest is the whole of which others are parts."""
+    try:
+        if RECORDER.is_off:
+            return
+        shared = [p for p in model.parameters() if p.requires_grad] if hasattr(model, "parameters") else []
+        num_bytes = sum(p.numel() * p.element_size() for p in shared)
+        known = _gradients.get(kind, 0)
+        _gradients[kind] = known + num_bytes if is_sum else max(known, num_bytes)
+        RECORDER.environment.value(RECORDER.ring, f"gradients.{kind}.num_bytes", _gradients[kind])
+    except Exception as error:
+        RECORDER.fail(error)
 
 
 def _keep(kind: str, values: Mapping[str, object], model: Any, replaces: bool = False) -> None:

@@ -3,6 +3,8 @@
     save, load      torch.save, torch.load; torch.distributed.checkpoint's save, async_save (until it returns) and load
     compile         from the first to the last of the compiler's own start and end signals that overlap
     rendezvous      init_process_group, new_group
+    workers         worker processes of a loader are started, as each new iterator of it does unless they are kept
+    profile         a profiler of the job's own ends, and hands its trace to whoever writes it
     teardown        destroy_process_group; of the whole job a note `leaving`, too, so that noise after it is no hang
     evaluation      from a batch that finds all models of the job (DistributedDataParallel, `fully_shard`) in evaluation
                     mode, until a batch that finds one in training mode, a step, or teardown
@@ -142,6 +144,39 @@ def serialization(module: ModuleType) -> None:
     """`torch.serialization`."""
     wrap(module, "save", "save")
     wrap(module, "load", "load")
+
+
+def workers(module: Any) -> None:
+    """`torch.utils.data.dataloader`: an iterator that starts processes."""
+    iterator = getattr(module, "_MultiProcessingDataLoaderIter", None)
+    if iterator is not None:
+        _wrap_method(iterator, "__init__", "workers")
+
+
+def traces(module: Any) -> None:
+    """`torch.profiler.profiler`: only a trace that is complete is ended so, and handed on; steps between are free."""
+    profiler = getattr(module, "profile", None)
+    for method in ("stop_trace", "_trace_ready"):
+        if hasattr(profiler, method):
+            _wrap_method(profiler, method, "profile")
+
+
+def _wrap_method(owner: Any, method: str, name: str) -> None:
+    """Make each call of a method a phase."""
+    original = getattr(owner, method)
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        begun = begin(name)
+        try:
+            result = original(*args, **kwargs)
+        except BaseException:
+            end(begun, True)
+            raise
+        end(begun)
+        return result
+
+    setattr(owner, method, wrapper)
 
 
 def saver(module: ModuleType) -> None:
