@@ -43,6 +43,8 @@ from eroica.untrusted import clean
 MOST_SPANS = 512
 MOST_WAITS = 8192
 """Collectives kept of a rank: those of the laps told, where a lap has up to 27."""
+MOST_HOST = 128
+"""Characters of a host's name."""
 MOST_LAPS = 300
 """Iterations told with a window: what `degradation` looks back at."""
 READ_FAST_S = 1.0
@@ -68,6 +70,8 @@ class _Rank:
     """Its process has no rank: it counts only while no other does."""
     job: str = ""
     """What the ring says; "" until it was said."""
+    host: str = ""
+    """The same. Ranks in containers have host names of their own, though one agent watches them all."""
     start: int = 0
     """Number of the start of a training that it belongs to, from 1 in the order in which they were seen."""
     parent: int = 0
@@ -103,6 +107,8 @@ class _Rank:
                 self.is_single = note["placed"] == "single"
             if not self.job and note.get("job"):
                 self.job = str(note["job"])
+            if not self.host and note.get("host"):
+                self.host = clean(str(note["host"]), MOST_HOST)
 
     def let_go(self) -> None:
         """Its process is of no interest any more."""
@@ -117,6 +123,7 @@ class _Reading:
 
     window: int
     rank: int
+    host: str
     history: History
     path: str
     world_size: int
@@ -389,7 +396,17 @@ class Agent:
         begin_ns, end_ns = (at + shift_ns for at in entry.captures.pop(window, (0, 0)))
         samples = samples_for(self._recorder, self._sampled_rank(entry), begin_ns, end_ns)
         path = capture_path(entry.tail.path.parent, window, rank)
-        self._read(_Reading(window, rank, _history(entry, shift_ns), str(path), entry.words[ring.WORLD_SIZE], samples))
+        self._read(
+            _Reading(
+                window=window,
+                rank=rank,
+                host=entry.host or self._host,
+                history=_history(entry, shift_ns),
+                path=str(path),
+                world_size=entry.words[ring.WORLD_SIZE],
+                samples=samples,
+            )
+        )
         self._count(window, begin_ns, end_ns)
 
     def _count(self, window: int, begin_ns: int, end_ns: int) -> None:
@@ -461,6 +478,7 @@ class Agent:
             _Reading(
                 window=answer.window,
                 rank=rank,
+                host=entry.host or self._host,
                 history=_history(entry, shift_ns),
                 path=str(target),
                 world_size=told.world_size,
@@ -481,9 +499,9 @@ class Agent:
     def _read(self, reading: _Reading) -> None:
         path, rank, world_size, samples = reading.path, reading.rank, reading.world_size, reading.samples
         if reading.told is None:
-            future = self._readers.submit(summarize_capture, path, rank, world_size, self._host, samples)
+            future = self._readers.submit(summarize_capture, path, rank, world_size, reading.host, samples)
         else:
-            future = self._readers.submit(recording.take_in, reading.trace, path, reading.told, self._host, samples)
+            future = self._readers.submit(recording.take_in, reading.trace, path, reading.told, reading.host, samples)
         self._pending[future] = reading
 
     def _collect(self) -> None:

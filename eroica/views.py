@@ -78,7 +78,7 @@ def look_closer(
     """
     flights, notes = read_rings(path, only)
     host = socket.gethostname()
-    alive = [ring.is_alive(flight.identity) if noted(flight, "host") == host else None for flight in flights]
+    alive = [_lives(flight, host) for flight in flights]
     latest, _ = newest_start(flights, alive)
     folder = path.parent if path.is_file() else path
     is_opening = with_stacks and may_trace and not any(flight.words[ring.NUM_STEPS] for flight, _ in latest.values())
@@ -140,6 +140,16 @@ def _without_ring(rank: int, pid: int, host: str, is_still: bool) -> RankView:
     )
 
 
+def _lives(flight: Flight, host: str) -> bool | None:
+    """Whether its process lives; None where that cannot be seen.
+
+    A rank in a container has a host name of its own and may be seen from here all the same. That its process is here
+    shows by number and start together; that it is not says nothing about another host's.
+    """
+    lives = ring.is_alive(flight.identity)
+    return lives if lives or noted(flight, "host") == host else None
+
+
 def observe(
     flight: Flight,
     lives: bool | None,
@@ -149,7 +159,7 @@ def observe(
     may_trace: bool = True,
 ) -> Process:
     """The process of a ring, its children and its stacks."""
-    if noted(flight, "host") != host:
+    if noted(flight, "host") != host and not lives:
         return Process(no_stack=f"no stacks: its host is {noted(flight, 'host') or 'unknown'}, and this is {host}")
     pid = flight.identity.pid
     if lives is None:
