@@ -282,7 +282,7 @@ def test_what_two_samplers_call_by_one_name_means_the_same() -> None:
 
 def test_the_built_in_samplers_open_or_say_why_not(tmp_path: Path) -> None:
     found, missing = open_samplers(tmp_path)
-    assert not found and {one.name for one in missing} == {"host", "nvml", "rdma"}
+    assert not found and {one.name for one in missing} == {"host", "links", "nvml", "rdma"}
     assert all(len(one.reason.split()) > 5 for one in missing)
 
 

@@ -1,10 +1,10 @@
 """Counters of a host and its devices: one small protocol, and who speaks it.
 
-A sampler opens once and reads many times: `host` (/proc, cgroups, disks, network cards), `nvml` (NVIDIA devices),
-`rdma` (InfiniBand and RoCE ports); others are found by the entry point group `eroica.samplers`. Samplers give what the
-system counts, as it counts it; `recorder` keeps the readings of a while and makes rates of them, `evidence` turns these
-into what the product takes, `standout` names what is unusual. Not here: threads, loops, judgement. Used by the agent
-of a host; nothing of this runs inside of training.
+A sampler opens once and reads many times: `host` (/proc, cgroups, disks, network cards), `links` (connections, and the
+queues before cards), `nvml` (NVIDIA devices), `rdma` (InfiniBand and RoCE ports); others are found by the entry point
+group `eroica.samplers`. Samplers give what the system counts, as it counts it; `recorder` keeps the readings of a while
+and makes rates of them, `evidence` turns these into what the product takes, `standout` names what is unusual. Not here:
+threads, loops, judgement. Used by the agent of a host; nothing of this runs inside of training.
 
 Every sampler takes a root folder, so that tests read trees that were recorded elsewhere.
 """
@@ -21,7 +21,7 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 GROUP = "eroica.samplers"
 """Entry points of this group name a callable that takes the root folder and returns a sampler or `Missing`."""
 
-Kind: TypeAlias = Literal["rank", "thread", "process", "host", "nic", "port", "disk", "device"]
+Kind: TypeAlias = Literal["rank", "thread", "process", "host", "nic", "port", "disk", "device", "way"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Target:
 
     kind: Kind
     """"rank": a training process; "thread": one of its threads; "process": one that is not of the job; "port": an RDMA
-    port."""
+    port; "way": one direction of a connection."""
     name: str
     """Unique within the kind on this host: "3", "3/pt_data_pin", "eth0", "mlx5_0/1", the device's index, ..."""
     rank: int | None = None
@@ -100,7 +100,7 @@ class Sampler(Protocol):
 
 Opener: TypeAlias = Callable[[Path], Sampler | Missing]
 
-BUILT_IN = {name: f"eroica.samplers.{name}:open_sampler" for name in ("host", "nvml", "rdma")}
+BUILT_IN = {name: f"eroica.samplers.{name}:open_sampler" for name in ("host", "links", "nvml", "rdma")}
 
 
 def _opener(place: str) -> Opener:

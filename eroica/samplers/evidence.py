@@ -140,6 +140,8 @@ def counters(recorder: Recorder, start_ns: int, end_ns: int) -> list[Counted]:
                 over = {"median": np.median(known), "mean": known.mean(), "max": known.max()}
                 values[name] = float(over[metric.over])
         target = series.target
+        if target.kind == "way" and not values.get("way_mbps") and not values.get("way_got_mbps"):
+            continue  # most connections of a job are idle: every rank has one to every other
         found.append(
             Counted(kind=target.kind, name=target.name, rank=target.rank, values=values, labels=dict(series.labels))
         )
