@@ -15,6 +15,7 @@ from eroica.degradation import Change, Trigger
 from eroica.probe.environment import differences
 from eroica.samplers.evidence import Counted
 from eroica.samplers.standout import shared_cores, stand_out
+from eroica.wires import wires_of
 
 MOSTLY = 0.7
 """Share of the steps since the onset that must be slow: hiccups of the other kind lie between them."""
@@ -97,6 +98,7 @@ def context_of(
         ],
         counters=stand_out(counters),
         shared_cores=shared_cores(counters),
+        wires=wires_of(counters),
         captures=[CaptureRecord(rank, why) for rank, why in sorted(problems.items())],
         noticed=_turn(cause) if cause is not None else None,
         turns=_turns(histories),

@@ -102,6 +102,10 @@ ADVICE = {
         "tracing has left: restart the ranks at their next checkpoint (or detach it; CUPTI is torn down after each "
         "capture under TEARDOWN_CUPTI=1), and capture this job no more until then."
     ),
+    "configuration": (
+        "Give these ranks the setting that the others have: look at the launcher, the shell's profile and the "
+        "container of the named hosts; then compare the iterations before and after."
+    ),
     "sync_amplification": (
         "Small random delays of changing ranks add up at each synchronisation: remove their source, or pace the "
         "early ranks."

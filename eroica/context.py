@@ -17,6 +17,7 @@ from eroica.collectives import Float64s
 from eroica.intervals import Int64s
 from eroica.pattern import Stacked
 from eroica.samplers.standout import SharedCores
+from eroica.wires import Wires
 
 SLOW_STEP = 1.5
 """A step of more than so many medians sticks out (design section 4, "recurring")."""
@@ -143,6 +144,10 @@ class Context:
     """All that was noticed of slow and usual levels so far, this one included."""
     earlier_capture: tuple[int, int] | None = None
     """First and last step of a window of ours, if the onset lies right behind it."""
+    wires: Wires | None = None
+    """Connections and cards in the window."""
+    wires_before: Wires | None = None
+    """The same in the window of `baseline`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ from eroica.job import format_missing, format_ranks
 from eroica.levels import common_excess, does_other_work, heavy_roles, idle_excesses
 from eroica.localization import EFFECT_FLOOR, EXPECTED_BETA, Localization, Roles, localize_stacked, roles_of
 from eroica.moving import settled
-from eroica.network import slow_transfers
+from eroica.network import slow_transfers, stalls
 from eroica.pace import EFFECT
 from eroica.pattern import Stacked
 from eroica.placement import placed
@@ -326,9 +326,11 @@ def _drafts(
     excesses.extend(heavy_roles(stacked, roles, iteration_s, roots))
     drafts = [with_records(stacked, excess_draft(stacked, e, pricer, iteration_s, excesses), context) for e in excesses]
     drafts.extend(held)
+    slow = slow_transfers(stacked, context.baseline, iteration_s)
+    stalled = stalls(stacked, recurrence, iteration_s)
     drafts.extend(
-        network_draft(stacked, slow, iteration_s, waits)
-        for slow in slow_transfers(stacked, context.baseline, iteration_s)
+        network_draft(stacked, one, iteration_s, waits, context)
+        for one in [*slow, *([stalled] if stalled is not None else [])]
     )
     drafts = [d for d in drafts if (d.impact.seconds_per_iteration or 0.0) >= EFFECT_FLOOR * iteration_s]
     left = _left_by_capture(stacked, context, drafts, iteration_s)

@@ -6,7 +6,7 @@ are written here, for people and in full sentences; forms (terminal, page, promp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,7 +22,9 @@ from eroica.job import format_ranks
 from eroica.localization import EXPECTED_BETA, Localization, Roles
 from eroica.network import SlowTransfer
 from eroica.pattern import Function, Stacked
+from eroica.settings import OF_THE_CPU, OF_THE_NETWORK, explaining, ranks_apart
 from eroica.utilisation import MU_SOURCES
+from eroica.wires import Place, locate
 
 ESTABLISHED_COVERAGE = 0.8
 """Share of the excess that a cause must cover to be called established (design section 4)."""
@@ -31,6 +33,8 @@ FEW_OBSERVATIONS = 3
 """Counters quoted with a finding; more would bury it."""
 _OF_A_HOST = frozenset({"cpu_contention", "host_memory"})
 """Causes that sit in a host, once all of its ranks show them."""
+_NO_REASON = frozenset({"unknown", "host_python"})
+"""What is said of host work that takes longer, where no counter tells why."""
 _PHASE_CAUSES = {"host_gc": "gc", "checkpoint_io": "checkpoint", "recompilation": "compile"}
 """Kinds of the probe's own records that bear a cause out."""
 
@@ -50,6 +54,7 @@ class Draft:
     evidence: tuple[Evidence, ...]
     link: str | None = None
     network: SlowTransfer | None = None
+    device: str | None = None
 
 
 def name_of(function: Function) -> FunctionName:
@@ -165,7 +170,25 @@ def with_records(stacked: Stacked, draft: Draft, context: Context) -> Draft:
             Evidence(o.text, "counters", {"name": o.name, "value": o.value, "peers": o.peers})
             for o in told[:FEW_OBSERVATIONS]
         )
-    return replace(draft, evidence=tuple(evidence))
+    return _by_setting(stacked, replace(draft, evidence=tuple(evidence)), context)
+
+
+def _by_setting(stacked: Stacked, draft: Draft, context: Context) -> Draft:
+    """The draft with a setting for its cause, if its ranks do the same work, take longer for it without another reason
+    to be seen, and are just the ones with a setting of their own that acts on it."""
+    if draft.scope != "rank" or draft.cause.cause not in _NO_REASON or draft.function is None:
+        return draft
+    if stacked.functions[draft.function].activity not in (Activity.OPERATOR, Activity.PYTHON):
+        return draft
+    found = explaining(context.environment, OF_THE_CPU, stacked.ranks[draft.ranks].tolist())
+    if not found:
+        return draft
+    text = "the ranks that take longer are those with a setting of their own that acts on what they take longer for"
+    return replace(
+        draft,
+        cause=Cause("configuration", False, text, draft.cause.ruled_out),
+        evidence=(*draft.evidence, *(Evidence(setting.text, "environment", {}) for setting in found)),
+    )
 
 
 def with_course(draft: Draft, course: tuple[str, dict[str, float]] | None) -> Draft:
@@ -226,65 +249,136 @@ def _scope(stacked: Stacked, excess: Excess) -> str:
     return "host" if hosts and theirs == mine and len(mine) > len(hosts) and len(mine) < len(stacked) else "rank"
 
 
-def network_draft(stacked: Stacked, slow: SlowTransfer, iteration_s: float, waits: Float64s) -> Draft:
+def network_draft(
+    stacked: Stacked, slow: SlowTransfer, iteration_s: float, waits: Float64s, context: Context | None = None
+) -> Draft:
     """A slow transfer, priced. `waits`: (W,) seconds that each rank waits per iteration."""
     names = [stacked.joined.channels[c] for c in slow.channels]
     shown = ", ".join(f"{n.key} ({n.description})" if n.description else n.key for n in names[:4]) + (
         f" and {len(names) - 4} more" if len(names) > 4 else ""
     )
-    reference = "those of groups of the same shape" if slow.reference == "siblings" else "in the healthy window"
-    evidence = [
-        Evidence(
-            f"transfers of group{'s' if len(names) > 1 else ''} {shown} "
-            f"take {slow.ratio:.2f} times as long as {reference}",
-            "ledger",
-            {"ratio": slow.ratio, "exposed_excess_s": slow.seconds},
-        ),
-        Evidence(
-            "a transfer is the shortest duration among the members, so that no member's lateness is in it",
-            "ledger",
-            {},
-        ),
-    ]
-    if slow.undecided:
-        evidence.append(Evidence(slow.undecided, "ledger", {}))
-    link = None
-    if slow.on_one_host:
-        cause = Cause("intra_node_link", False, "the slow groups stay within a host", ())
-    elif slow.scope == "host":
-        cause = Cause(
-            "nic_or_host_network", not slow.undecided, "all groups through this host are slow, and no other", ()
-        )
-    elif slow.scope == "link":
-        link = "-".join(slow.hosts)
-        cause = Cause(
-            "fabric_contention",
-            not slow.undecided,
-            "all groups over this pair of hosts are slow, and other groups of these hosts are not",
-            (),
-        )
+    groups = f"group{'s' if len(names) > 1 else ''} {shown}"
+    if slow.steps == "stable":
+        reference = "those of groups of the same shape" if slow.reference == "siblings" else "in the healthy window"
+        text = f"transfers of {groups} take {slow.ratio:.2f} times as long as {reference}"
     else:
-        cause = Cause("fabric_contention", False, "groups tell no host or link apart", ())
-    function = _collective_function(stacked, slow)
+        text = (
+            f"in {slow.share_of_steps:.0%} of the steps all ranks stand in communication at once, {slow.ratio:.1f} "
+            f"times as long as in the others, and none works: {groups} stalled"
+        )
+    evidence = [Evidence(text, "ledger", {"ratio": slow.ratio, "exposed_excess_s": slow.seconds})]
+    if slow.steps == "stable":
+        text = "a transfer is the shortest duration among the members, so that no member's lateness is in it"
+        evidence.append(Evidence(text, "ledger", {}))
     seconds = slow.seconds
     slowed = np.unique(np.concatenate([_members(stacked, c) for c in slow.channels]))
     rest = np.setdiff1d(np.arange(len(stacked)), slowed)
     if len(rest):
         # Part of a slow transfer may hide behind slack; what it costs is what the other ranks wait for these.
         seconds = min(seconds, max(float(np.median(waits[rest]) - np.median(waits[slowed])), 0.0))
-    impact = Impact(seconds, seconds / iteration_s if iteration_s else None, "ledger")
-    return Draft(
-        cause,
+    draft = Draft(
+        _ledgers_cause(slow),
         slow.scope,
         slow.ranks,
         slow.hosts,
-        "stable",
-        function,
-        impact,
+        slow.steps,
+        _collective_function(stacked, slow),
+        Impact(seconds, seconds / iteration_s if iteration_s else None, "ledger"),
         0.9 if not slow.undecided else 0.4,
         tuple(evidence),
-        link,
+        "-".join(slow.hosts) if slow.scope == "link" and not slow.on_one_host else None,
         slow,
+    )
+    if context is not None:
+        configured = _by_setting_of_the_network(stacked, draft, slow, context)
+        if configured is not None:
+            return configured
+    if context is not None and not slow.on_one_host:
+        place = _place_of(stacked, slow, context)
+        if place is not None:
+            return _placed(stacked, draft, place)
+    if slow.undecided:
+        draft = replace(draft, evidence=(*draft.evidence, Evidence(slow.undecided, "ledger", {})))
+    return draft
+
+
+def _by_setting_of_the_network(stacked: Stacked, draft: Draft, slow: SlowTransfer, context: Context) -> Draft | None:
+    """The draft of ranks whose own setting chooses another card or transport, where each slow group has one of them
+    and no quick one does."""
+    joined = stacked.joined
+    members = {int(c): {int(stacked.ranks[w]) for w in _members(stacked, int(c))} for c in np.unique(joined.channel)}
+    for apart in ranks_apart(context.environment, OF_THE_NETWORK):
+        touched = {c for c, ranks in members.items() if ranks & apart and len(_hosts_of(stacked, ranks)) > 1}
+        if not touched or touched != {*slow.channels}:
+            continue
+        found = explaining(context.environment, OF_THE_NETWORK, apart)
+        texts = [setting.text for setting in found]
+        if context.wires is not None:
+            texts += [
+                f"rank {rank} sends from {context.wires.addresses[rank]}"
+                for rank in sorted(apart)
+                if rank in context.wires.addresses
+            ]
+        rows = np.flatnonzero(np.isin(stacked.ranks, sorted(apart))).astype(np.intp)
+        text = "the slow groups are those of the ranks with a setting of their own, and no other group is slow"
+        return replace(
+            draft,
+            cause=Cause(
+                "configuration", True, text, ("fabric_contention: other groups over the same hosts are quick",)
+            ),
+            scope="rank",
+            ranks=rows,
+            hosts=tuple(sorted({stacked.hosts[w] for w in rows} - {""})),
+            link=None,
+            coverage=0.9,
+            evidence=(*draft.evidence, *(Evidence(t, "environment", {}) for t in texts), Evidence(text, "ledger", {})),
+        )
+    return None
+
+
+def _hosts_of(stacked: Stacked, ranks: Collection[int]) -> set[str]:
+    return {stacked.hosts[w] for w in np.flatnonzero(np.isin(stacked.ranks, sorted(ranks)))}
+
+
+def _ledgers_cause(slow: SlowTransfer) -> Cause:
+    """What durations say alone."""
+    if slow.on_one_host:
+        return Cause("intra_node_link", False, "the slow groups stay within a host", ())
+    if slow.scope == "host":
+        text = "all groups through this host are slow, and no other"
+        return Cause("nic_or_host_network", not slow.undecided, text, ())
+    if slow.scope == "link":
+        text = "all groups over this pair of hosts are slow, and other groups of these hosts are not"
+        return Cause("fabric_contention", not slow.undecided, text, ())
+    return Cause("fabric_contention", False, "groups tell no host or link apart", ())
+
+
+def _place_of(stacked: Stacked, slow: SlowTransfer, context: Context) -> Place | None:
+    """Where connections and cards see it."""
+    host_of = {int(rank): host for rank, host in zip(stacked.ranks, stacked.hosts, strict=True)}
+    members = {int(stacked.ranks[w]) for c in slow.channels for w in _members(stacked, c)}
+    before = context.wires_before if slow.reference == "baseline" else None
+    return locate(context.wires, before, host_of, members)
+
+
+def _placed(stacked: Stacked, draft: Draft, place: Place) -> Draft:
+    ranks = draft.ranks
+    if place.scope == "host":
+        ranks = np.array([w for w in range(len(stacked)) if stacked.hosts[w] in place.hosts], np.intp)
+    return replace(
+        draft,
+        cause=Cause(place.cause, place.certain, place.because, place.ruled_out),
+        scope=place.scope,
+        ranks=ranks,
+        hosts=place.hosts,
+        link=place.link,
+        device=place.card or None,
+        coverage=0.9 if place.certain else 0.6,
+        evidence=(
+            *draft.evidence,
+            *(Evidence(text, "counters", {}) for text in place.evidence),
+            Evidence(place.because, "counters", {}),
+        ),
     )
 
 
@@ -351,7 +445,7 @@ def finding_of(
                 float(np.median(where.distance[rows, function])),
                 float(np.median(where.delta[rows, function])),
             )
-    device = None
+    device = draft.device
     if (
         draft.scope == "rank"
         and len(rows) == 1

@@ -40,6 +40,7 @@ from eroica.pace import EFFECT
 from eroica.pattern import Stacked, stack
 from eroica.recording import LEAD_S, MOST_EVENTS, Recording
 from eroica.ring import SUFFIX
+from eroica.wires import Wires
 
 LOOKS_PER_S = 10
 """Each reads the heads of all rings, some 100 microseconds per rank."""
@@ -154,6 +155,8 @@ class _Watcher:
         self._coordinator = Coordinator(self._bus.publish, self._on_window, self._on_look, self._on_recovered, policy)
         self._bus.subscribe(bus.TO_COORDINATOR, lambda message: self._coordinator.handle(message, time.monotonic_ns()))
         self._baseline: Stacked | None = None
+        self._wires: Wires | None = None
+        """Connections and cards in the window of the baseline."""
         self._training = ""
         """Whose the baseline is."""
         self._said: set[str] = set()
@@ -212,13 +215,13 @@ class _Watcher:
                 self._say_once(f"a capture gave nothing: {missing_note(window)}")
             return
         if window.training != self._training:
-            self._baseline, self._training = None, window.training
-        judged = judge(window, self._baseline, job=self._plan.job, created=_now())
+            self._baseline, self._wires, self._training = None, None, window.training
+        judged = judge(window, self._baseline, job=self._plan.job, created=_now(), wires=self._wires)
         is_sized = window.frames is Frames.SIZED
         if not is_sized:
             self._say_held()  # the window with sizes was given up for this one
         if window.trigger == "baseline" and not is_sized:
-            self._baseline = judged.stacked
+            self._baseline, self._wires = judged.stacked, judged.wires
         if judged.is_news:
             self._keep(window, judged.diagnosis)
         shutil.rmtree(self._folder / "captures" / str(window.number), ignore_errors=True)
@@ -324,12 +327,13 @@ class Judged:
     diagnosis: Diagnosis
     detail: Detail
     stacked: Stacked
+    wires: Wires | None
     is_news: bool
     """Somebody is to be told."""
 
 
-def judge(window: Window, baseline: Stacked | None, *, job: str, created: str) -> Judged:
-    """The diagnosis of a window that has summaries, and whether it is told."""
+def judge(window: Window, baseline: Stacked | None, *, job: str, created: str, wires: Wires | None = None) -> Judged:
+    """The diagnosis of a window that has summaries, and whether it is told. `wires`: those of the baseline's window."""
     stacked = stack(list(window.summaries.values()))
     context = replace(
         context_of(
@@ -345,6 +349,7 @@ def judge(window: Window, baseline: Stacked | None, *, job: str, created: str) -
         trigger=window.trigger,
         # A second window in search of the healthy level is not measured by the first, which is taken for no such level.
         baseline=baseline if window.trigger != "baseline" else None,
+        wires_before=wires,
         notes=window.notes,
     )
     diagnosis, detail = diagnose_in_detail(stacked, context)
@@ -352,7 +357,7 @@ def judge(window: Window, baseline: Stacked | None, *, job: str, created: str) -
     is_nothing = is_cut or (window.cause is not None and diagnosis.kind == "healthy" and _is_back(diagnosis))
     # Nobody asked for the first window. What it shows is told if it costs as much as a slowdown would have to.
     is_nothing = is_nothing or (window.trigger == "baseline" and 0 < _cost(diagnosis) < EFFECT)
-    return Judged(diagnosis, detail, stacked, not is_nothing)
+    return Judged(diagnosis, detail, stacked, context.wires, not is_nothing)
 
 
 _BY_SIZE = frozenset({"sync_amplification", "host_python", "unknown"})

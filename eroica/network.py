@@ -1,10 +1,11 @@
-"""Slow transfers: which groups, and what they share: a host, a link between two hosts, or the job-wide fabric.
+"""Slow transfers, always or in single steps: which groups, and what they share: a host, a link between two hosts, or
+the job-wide fabric.
 
 The transfer of a collective is what remains when its members' waiting is taken out, so a rank that is slow elsewhere
 does not make it long. Groups of the same shape (same operations, sizes and member counts) are each other's reference;
 a lone group has only its own healthy window. A host is named when all groups through it are slow and no other is; a
 link when all groups over both of its hosts are slow and neither host is slow elsewhere. What groups cannot tell apart
-is said to be undecided. Used by `diagnosis`.
+is said to be undecided; `wires` may know more. Used by `diagnosis`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eroica.collectives import Float64s, Joined
+from eroica.context import Recurrence
 from eroica.localization import EFFECT_FLOOR
 from eroica.pattern import Stacked
 
@@ -45,11 +47,14 @@ class SlowTransfer:
     """Exposed transfer per iteration above the reference."""
     ratio: float
     reference: str
-    """"siblings" or "baseline"."""
+    """"siblings", "baseline" or "other steps"."""
     on_one_host: bool
     """All slow channels stay within a host: not the network."""
     undecided: str
     """What the groups cannot tell apart; "" = nothing."""
+    steps: str = "stable"
+    """"rotating": in single steps; "every N": at equal distances."""
+    share_of_steps: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +206,9 @@ def _explain(stacked: Stacked, slow: Sequence[_Slow], quick: Sequence[_Lane], re
     while left:
         hosts_of = [item.lane.hosts for item in left]
         everywhere = sorted(frozenset().union(*hosts_of))
+        if any(len(some) > 1 for some in hosts_of):
+            # What stays within a host passes no card: it says nothing about one.
+            quick = [lane for lane in quick if len(lane.hosts) > 1]
         hosts = [h for h in everywhere if not any(h in lane.hosts for lane in quick)]
         pairs = sorted({pair for some in hosts_of if len(some) <= MANY_HOSTS for pair in combinations(sorted(some), 2)})
         pairs = [p for p in pairs if not any(lane.hosts.issuperset(p) for lane in quick)]
@@ -254,9 +262,56 @@ def _explain(stacked: Stacked, slow: Sequence[_Slow], quick: Sequence[_Lane], re
                     )
                 )
                 break
-        explained.append(_transfer(stacked, mine, scope, best, reference, undecided))
+        if scope == "link" and not undecided and any(len(rival) == 2 for rival in rivals):
+            text = "several pairs of hosts are in all slow groups and in no other"
+            explained.append(_transfer(stacked, mine, "group", (), reference, text))
+        else:
+            explained.append(_transfer(stacked, mine, scope, best, reference, undecided))
         left = [item for item in left if item not in mine]
     return explained
+
+
+STALL = 1.5
+"""A step in which nobody works sticks out if it lasts for so many usual ones, as in `context.SLOW_STEP`."""
+FEW_STALLS = 3
+"""Fewer are hiccups, unless the series says that they recur."""
+
+
+def stalls(stacked: Stacked, recurrence: Recurrence | None, iteration_s: float) -> SlowTransfer | None:
+    """Single steps in which all ranks stand in communication for long and none works: the network stalled, not a rank.
+
+    For jobs on several hosts: on one host whatever takes its cores does the same. None if there are no such steps, or
+    too few to be more than hiccups.
+    """
+    if len(set(stacked.hosts) - {""}) < 2 or stacked.own_s.shape[1] < 4:
+        return None
+    together = np.nanmin(stacked.exposed_s + stacked.waiting_s, axis=0)
+    usual = float(np.nanmedian(together))
+    excess = np.nan_to_num(together - usual)
+    hit = np.flatnonzero(excess > (STALL - 1) * iteration_s)
+    if len(hit) < FEW_STALLS:
+        known = recurrence.steps if recurrence is not None else np.empty(0, np.int64)
+        hit = hit[np.isin(stacked.steps[hit], known)]
+    if not len(hit):
+        return None
+    crossing = [lane for lane in _lanes(stacked) if len(lane.hosts) > 1]
+    if not crossing:
+        return None
+    mean_s = float(excess[hit].sum()) / len(excess)
+    period = recurrence.period if recurrence is not None else None
+    return SlowTransfer(
+        scope="group",
+        hosts=(),
+        channels=tuple(lane.channel for lane in crossing),
+        ranks=np.unique(np.concatenate([lane.ranks for lane in crossing])),
+        seconds=mean_s,
+        ratio=float(np.median(together[hit]) / max(usual, 1e-9)),
+        reference="other steps",
+        on_one_host=False,
+        undecided="durations alone do not tell which host or link stalls",
+        steps=f"every {period}" if period else "rotating",
+        share_of_steps=len(hit) / len(excess),
+    )
 
 
 def _transfer(

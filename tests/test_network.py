@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from eroica.collectives import Channel
-from eroica.network import SlowTransfer, slow_transfers
+from eroica.context import Recurrence
+from eroica.network import SlowTransfer, slow_transfers, stalls
 from eroica.pattern import Stacked, stack
 from tests import handmade as h
 
@@ -130,3 +132,53 @@ def test_renaming_hosts_renames_the_answer(order: list[str]) -> None:
     quick = " ".join("".join(sorted(renamed[x] for x in pair)) for pair in ("AB", "CD", "AC", "BD", "AD", "BC"))
     (transfer,) = found(crossing(slow, quick))
     assert transfer.hosts == (renamed["A"],)
+
+
+def test_groups_that_stay_within_hosts_exonerate_no_card() -> None:
+    across, inside = {(0, 2): 2, (1, 3): 2}, {(0, 1): 2, (2, 3): 2, (4, 5): 2}
+    now = stacked({g: (SLOW,) * n for g, n in across.items()} | {g: (FAST,) * n for g, n in inside.items()})
+    before = stacked({g: (FAST,) * n for g, n in (across | inside).items()})
+    (transfer,) = slow_transfers(now, before, 1.0)
+    assert transfer.scope != "host" and set(transfer.hosts) <= {"A", "B"}
+
+
+def test_rings_over_several_hosts_name_none_of_the_pairs_that_they_cross() -> None:
+    rings = [(0, 2, 4, 6), (1, 3, 5, 7)]
+    quick = {(0, 1): (FAST,) * 2, (2, 3): (FAST,) * 2}
+    now = stacked({ring: (SLOW,) * 4 for ring in rings} | quick)
+    before = stacked({ring: (FAST,) * 4 for ring in rings} | quick)
+    (transfer,) = slow_transfers(now, before, 1.0)
+    assert (transfer.scope, transfer.hosts) == ("group", ())
+
+
+def standing(excess: Mapping[int, float], *, hosts: str = "AABB", works: int | None = None) -> Stacked:
+    """Eight steps of four ranks in one group; in those of `excess` all stand in communication, but for `works`."""
+    made = h.job([h.Rank(host=host, samples=[h.Sample(0.1, channel=h.everyone(4))]) for host in hosts])
+    told = []
+    for rank, summary in enumerate(made):
+        exposed = summary.ledger.exposed_s.copy()
+        for step, seconds in excess.items():
+            exposed[step] += 0.0 if rank == works else seconds
+        told.append(h.less(summary, exposed_s=exposed))
+    return stack(told)
+
+
+def test_steps_in_which_all_stand_in_communication_and_none_works_are_a_stall_of_the_network() -> None:
+    found = stalls(standing({1: 0.8, 4: 0.7, 6: 0.8}), None, 1.0)
+    assert found is not None and (found.scope, found.steps, found.hosts) == ("group", "rotating", ())
+    assert found.seconds == pytest.approx(2.3 / 8, rel=1e-3) and found.share_of_steps == 3 / 8
+
+
+def test_a_step_in_which_one_rank_works_while_the_others_wait_is_no_stall_of_the_network() -> None:
+    assert stalls(standing({1: 0.8, 4: 0.7, 6: 0.8}, works=2), None, 1.0) is None
+
+
+def test_one_stall_is_a_hiccup_unless_the_series_says_that_it_recurs() -> None:
+    made = standing({4: 0.8})
+    assert stalls(made, None, 1.0) is None
+    found = stalls(made, Recurrence(np.array([4, 24, 44]), 20, 0.1), 1.0)
+    assert found is not None and found.steps == "every 20"
+
+
+def test_on_one_host_the_network_is_not_blamed_for_what_all_ranks_wait_for() -> None:
+    assert stalls(standing({1: 0.8, 4: 0.7, 6: 0.8}, hosts="AAAA"), None, 1.0) is None
