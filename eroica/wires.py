@@ -179,9 +179,12 @@ def _slow(edges: Mapping[tuple[str, str], _Edge], before: Mapping[tuple[str, str
     order = sorted(rise, key=lambda pair: -rise[pair])
     if rise[order[0]] < LEAST_BUSY:
         return []
-    cuts = [(rise[a] / max(rise[b], LEAST_BUSY / 10), k + 1) for k, (a, b) in enumerate(pairwise(order))]
-    factor, cut = max(cuts, default=(0.0, len(order)))
-    return order[:cut] if factor >= CONTRAST else order
+    # The first gap from above, not the widest: acknowledgements of other ways that pass the slow one come late as well,
+    # and make those busier than the rest, though by less than it is itself.
+    for k, (one, other) in enumerate(pairwise(order)):
+        if rise[one] >= CONTRAST * max(rise[other], LEAST_BUSY / 10):
+            return order[: k + 1]
+    return order
 
 
 @dataclass(frozen=True, slots=True)

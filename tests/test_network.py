@@ -135,18 +135,19 @@ def test_renaming_hosts_renames_the_answer(order: list[str]) -> None:
 
 
 def test_groups_that_stay_within_hosts_exonerate_no_card() -> None:
-    across, inside = {(0, 2): 2, (1, 3): 2}, {(0, 1): 2, (2, 3): 2, (4, 5): 2}
-    now = stacked({g: (SLOW,) * n for g, n in across.items()} | {g: (FAST,) * n for g, n in inside.items()})
-    before = stacked({g: (FAST,) * n for g, n in (across | inside).items()})
+    across: list[tuple[int, ...]] = [(0, 2), (1, 3)]
+    inside: list[tuple[int, ...]] = [(0, 1), (2, 3), (4, 5)]
+    now = stacked({group: (SLOW if group in across else FAST,) * 2 for group in across + inside})
+    before = stacked({group: (FAST,) * 2 for group in across + inside})
     (transfer,) = slow_transfers(now, before, 1.0)
     assert transfer.scope != "host" and set(transfer.hosts) <= {"A", "B"}
 
 
 def test_rings_over_several_hosts_name_none_of_the_pairs_that_they_cross() -> None:
-    rings = [(0, 2, 4, 6), (1, 3, 5, 7)]
-    quick = {(0, 1): (FAST,) * 2, (2, 3): (FAST,) * 2}
-    now = stacked({ring: (SLOW,) * 4 for ring in rings} | quick)
-    before = stacked({ring: (FAST,) * 4 for ring in rings} | quick)
+    rings: list[tuple[int, ...]] = [(0, 2, 4, 6), (1, 3, 5, 7)]
+    inside: list[tuple[int, ...]] = [(0, 1), (2, 3)]
+    now = stacked({group: (SLOW if group in rings else FAST,) * len(group) for group in rings + inside})
+    before = stacked({group: (FAST,) * len(group) for group in rings + inside})
     (transfer,) = slow_transfers(now, before, 1.0)
     assert (transfer.scope, transfer.hosts) == ("group", ())
 

@@ -55,6 +55,10 @@ def test_a_slow_way_before_which_no_card_has_a_queue_is_a_link_and_blames_no_hos
     assert not place.certain and "nic_or_host_network" in place.ruled_out[0]
 
 
+def test_ways_whose_acknowledgements_come_late_are_not_the_slow_one() -> None:
+    assert placed(ring({"bc": 0.4, "ab": 0.15}, cards=cards())).link == "b-c"
+
+
 def test_a_queue_at_a_host_whose_ways_are_quick_blames_nobody() -> None:
     place = placed(ring({"bc": 0.4}, cards=cards(a=0.5)))
     assert place.scope == "link" and place.link == "b-c"
