@@ -31,7 +31,8 @@ RESEND_NS = 500_000_000
 """Without a word of the listener, doubled each time: five rounds of a loop that looks ten times a second."""
 MOST_RESEND_NS = 8_000_000_000
 IN_FLIGHT, IN_FLIGHT_BYTES = 1_024, 2 << 20
-"""Messages, and their bytes: sent and not heard, to one listener: more would fill the buffers of a bus that has just come back."""
+"""Messages and their bytes, sent to one listener and not yet heard: more would fill the buffers of a bus that has just
+come back."""
 
 
 class Outbox:
