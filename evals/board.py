@@ -144,7 +144,8 @@ _RULES = (
 _BY_RANKS = (
     "with a window of steps, judged by ranks alone: whoever names only culprits is right, and where no rank is to "
     "blame, whoever names nobody. eroica stands here by the same lenient rule. The rules get the window that eroica "
-    "chose; hangs have no window, and these rules have no answer to them."
+    "chose; hangs have no window, and these rules have no answer to them. Clocks of made-up hosts are up to seconds "
+    "apart, more than a time server allows: that is hard on whoever compares time stamps of hosts."
 )
 
 
