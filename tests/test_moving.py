@@ -35,7 +35,7 @@ def said(slow_in: Callable[[int], int], seen: bool = True) -> Diagnosis:
             slow = slow_in(step) if ONSET <= step < 192 else 1 if step >= 192 else -1
             lasts = 700 if slow < 0 else 1000
             waited = 100 if slow in (-1, rank) else 400
-            laps.append(Lap(step, now, lasts * h.MS, "", waited * h.MS if seen else -1))
+            laps.append(Lap(step, now, lasts * h.MS, "", waited_ns=waited * h.MS if seen else -1))
             now += lasts * h.MS
         histories[rank] = History(tuple(laps))
     cause = Trigger(
