@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from eroica.findings import Evidence
 from eroica.standing import RankView
@@ -51,6 +52,14 @@ def misdirected(views: Mapping[int, RankView]) -> list[Suspect]:
         own = ", ".join(sorted({stores[rank] for rank in odd})[:3])
         text = f"{some(odd)}: told to meet the others at {own}, while {some(stores.keys() - odd)} meet at {usual}"
         return [_suspect(views, odd, text)]
+    sizes = {rank: view.rendezvous["size"] for rank, view in views.items() if view.rendezvous.get("size")}
+    odd, usual = odd_ones(sizes)
+    if odd:
+        own = ", ".join(sorted({sizes[rank] for rank in odd})[:3])
+        text = f"{some(odd)}: told that the job has {own} ranks, while {some(sizes.keys() - odd)} expect {usual}"
+        return [
+            replace(_suspect(views, odd, text), cause="configuration", advice="start all ranks with one world size")
+        ]
     given = {rank: view.rendezvous["address"] for rank, view in views.items() if view.rendezvous.get("address")}
     inner = frozenset(rank for rank, address in given.items() if address.startswith(LOOPBACK))
     hosts = {view.host for view in views.values()} - {""}

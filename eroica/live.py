@@ -46,7 +46,7 @@ LOOKS_PER_S = 10
 """Each reads the heads of all rings, some 100 microseconds per rank."""
 LAST_WORDS_S = 30.0
 """After the end of the job, for what was captured before it."""
-FOR_GOOD = ("deadlock", "collective_mismatch", "exception", "dead_worker", "startup_network")
+FOR_GOOD = ("deadlock", "collective_mismatch", "exception", "dead_worker", "startup_network", "configuration")
 """Causes of a standstill that do not pass. A rank that merely has not come may still compile, load or start."""
 COMPUTES_S = 120.0
 """Silence of ranks that wait for nobody, from which on it is told: a person would not look sooner, either."""

@@ -195,8 +195,8 @@ class RankView:
     handles_at: str = ""
     handles_from: str = ""
     rendezvous: Mapping[str, str] = field(default_factory=dict)
-    """What it was told when it joined the others: "store" (address and port of the rendezvous), "interface" (that it
-    binds to), "address" (that it tells the others to connect to); what is unknown is left out."""
+    """What it was told when it joined the others: "store" (address and port of the rendezvous), "size" (of the job),
+    "interface" (that it binds to), "address" (that it tells the others to connect to); the unknown is left out."""
     model: str = ""
     """What it made ready to train with others last: "DistributedDataParallel of 6 parameters, 24,960 elements"."""
     is_still: bool = False

@@ -245,10 +245,10 @@ def view_of(flight: Flight, process: Process, clock_ns: int) -> RankView:
         num_nexts=words[ring.NUM_NEXTS],
         exception=_text_of(left, "exception"),
         exception_at=_text_of(left, "at"),
-        exception_from=users_line(left),
+        exception_from=_users_line(left),
         handles=_text_of(handled, "handles"),
         handles_at=_text_of(handled, "at"),
-        handles_from=users_line(handled),
+        handles_from=_users_line(handled),
         rendezvous=_rendezvous(flight),
         model=noted(flight, "model"),
         is_leaving=_is_last(flight, "leaving"),
@@ -352,7 +352,7 @@ def _text_of(note: Mapping[str, object], key: str) -> str:
     return str(note.get(key, ""))[:700]
 
 
-def users_line(note: Mapping[str, object]) -> str:
+def _users_line(note: Mapping[str, object]) -> str:
     """The innermost line of the user's own code that the exception of a note has passed, "path:line"; "" if unknown."""
     trail = note.get("trail")
     lines = [str(line) for line in trail] if isinstance(trail, list) else []

@@ -195,6 +195,8 @@ def test_who_was_sent_to_another_rendezvous_is_named_with_both_addresses() -> No
     assert misdirected({0: _joining(0, store="localhost:29500"), **{view.rank: view for view in views[1:]}}) == []
     found = _explained(*views)
     assert _said(found) == ("group", "startup_network", "0-3", "hypothesis")
+    sizes = [replace(view, rendezvous=dict(view.rendezvous) | {"size": "54"[view.rank != 2]}) for view in views]
+    assert _said(_explained(*sizes))[:3] == ("rank", "configuration", "2")
 
 
 def test_who_tells_the_others_an_address_that_leads_nowhere_is_named() -> None:

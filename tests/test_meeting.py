@@ -22,6 +22,8 @@ def test_the_place_of_the_rendezvous_is_that_of_the_call_else_of_the_environment
     assert meeting.told((), {"init_method": "file:///x/y"}, environ)["store"] == "file:///x/y"
     assert meeting.told((), {"init_method": "env://"}, environ)["store"] == "node0:29500"
     assert "store" not in meeting.told((), {}, {})
+    assert meeting.told((), {"world_size": 3}, {"WORLD_SIZE": "4"})["size"] == "3"
+    assert meeting.told((), {"world_size": -1}, {"WORLD_SIZE": "4"})["size"] == "4"
 
 
 def test_the_own_address_is_that_of_the_interface_or_of_the_file_of_hosts_and_else_unknown() -> None:

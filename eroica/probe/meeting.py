@@ -29,6 +29,10 @@ def told(args: tuple[Any, ...], options: Mapping[str, Any], environ: Mapping[str
         found["store"] = rest.split("?")[0].rstrip("/") if scheme == "tcp" else method
     elif environ.get("MASTER_ADDR"):
         found["store"] = f"{environ['MASTER_ADDR']}:{environ.get('MASTER_PORT', '')}"
+    size = options.get("world_size", -1)
+    size = str(size) if isinstance(size, int) and size > 0 else environ.get("WORLD_SIZE", "")
+    if size:
+        found["size"] = size
     variable = next((name for name in INTERFACES if environ.get(name)), "")
     if variable:
         found["interface"], found["by"] = environ[variable], variable
