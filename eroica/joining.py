@@ -56,7 +56,7 @@ def misdirected(views: Mapping[int, RankView]) -> list[Suspect]:
     odd, usual = odd_ones(sizes)
     if odd:
         own = ", ".join(sorted({sizes[rank] for rank in odd})[:3])
-        text = f"{some(odd)}: told that the job has {own} ranks, while {some(sizes.keys() - odd)} expect {usual}"
+        text = f"{some(odd)}: told of a job of {own} ranks, while {some(sizes.keys() - odd)} expect {usual}"
         return [
             replace(_suspect(views, odd, text), cause="configuration", advice="start all ranks with one world size")
         ]

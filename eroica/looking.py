@@ -98,10 +98,13 @@ def places(look: Look, ranks: Iterable[int]) -> list[Evidence]:
 
 
 def function_of(look: Look, rank: int) -> FunctionName | None:
-    """The function in which its driving thread stands; None without a stack."""
-    main = look.views[rank].main
+    """The function in which its driving thread stands, else that which its exception came from; None if unknown."""
+    view = look.views[rank]
+    main = view.main
     if main is None or not main.frames:
-        return None
+        if not view.exception_from:
+            return None
+        return FunctionName("host", view.exception.partition(":")[0], view.exception_at, view.exception_from)
     return name_of(main.frames[0], look.doings[rank].frame or user_frame(main))
 
 

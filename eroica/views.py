@@ -168,7 +168,8 @@ def observe(
     if not lives:
         is_same = seen is not None and seen.start_ticks == flight.identity.start_ticks
         status = seen.exit_status if seen is not None and is_same else None
-        return Process(is_here=True, lives=False, exit_status=status)
+        threads = _left_behind(flight, folder)
+        return Process(True, False, exit_status=status, threads=threads, stack_source="faulthandler" if threads else "")
     letter = seen.letter if seen is not None else ""
     tracer = processes.tracer(pid)
     children = processes.children(pid)

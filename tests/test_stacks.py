@@ -206,6 +206,33 @@ def test_the_timer_writes_while_c_code_holds_the_gil_and_leaves_the_users_own_al
     assert not path.exists()
 
 
+def test_a_process_that_a_library_aborts_leaves_its_stacks_and_its_children_do_not_write_there(tmp_path: Path) -> None:
+    text = """
+        import os, sys
+        from pathlib import Path
+        from time import monotonic_ns
+        from eroica.probe import fallback
+        from eroica.ring import Ring
+        ring = Ring.create(Path(sys.argv[0]).with_name("rank0-1.ring"), rank=0, world_size=1)
+        one = fallback.Fallback()
+        one.watch()
+        one.step(ring, monotonic_ns())
+        if not os.fork():
+            one.forked()
+            os.abort()
+        os.wait()
+        print(os.path.getsize(Path(sys.argv[0]).with_name("rank0-1.stacks")), flush=True)
+        def broken():
+            os.abort()
+        broken()
+        """
+    process = _script(tmp_path, text)
+    process.communicate()
+    assert process.returncode == -signal.SIGABRT
+    (thread,) = stacks.parse_faulthandler((tmp_path / "rank0-1.stacks").read_text())
+    assert [frame.function for frame in thread.frames] == ["broken", "<module>"]
+
+
 def test_an_empty_file_of_stacks_goes_with_the_process(tmp_path: Path) -> None:
     ring = Ring.create(tmp_path / "rank0-1.ring", rank=0, world_size=1)
     from eroica.probe.fallback import Fallback

@@ -37,6 +37,8 @@ class Fallback:
         self._is_off = False
         self._is_watching = False
         self._set: Callable[..., object] | None = None
+        self._is_last_word = False
+        """A signal that ends the process from within (abort, segmentation fault) leaves its stacks in the file, too."""
 
     def watch(self) -> None:
         """Hear of it if the user sets the timer."""
@@ -68,11 +70,26 @@ class Fallback:
                 self._path = str(ring.path.with_suffix(".stacks"))
                 flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
                 self._file = os.open(self._path, flags, 0o600)
+                self._enable()
             elif os.fstat(self._file).st_size:
                 os.ftruncate(self._file, 0)
             self._set(AFTER_S, file=self._file)
         except (OSError, RuntimeError, ValueError):
             self._is_off = True  # no room or no thread: rings do without
+
+    def _enable(self) -> None:
+        import faulthandler
+
+        if not faulthandler.is_enabled():  # else it is the user's, and says all this elsewhere
+            faulthandler.enable(file=self._file)
+            self._is_last_word = True
+
+    def _disable(self) -> None:
+        if self._is_last_word:
+            self._is_last_word = False
+            import faulthandler
+
+            faulthandler.disable()
 
     def cancel(self) -> None:
         """Stop the timer; what has been written stays, an empty file does not. Raises nothing."""
@@ -82,6 +99,7 @@ class Fallback:
         with contextlib.suppress(Exception):
             import faulthandler
 
+            self._disable()
             faulthandler.cancel_dump_traceback_later()
             is_empty = not os.fstat(self._file).st_size
             os.close(self._file)
@@ -93,6 +111,8 @@ class Fallback:
         """In a forked child: its parent's timer and file are not its own."""
         self._is_off = True
         self._file = -1
+        with contextlib.suppress(Exception):
+            self._disable()
 
 
 FALLBACK = Fallback()
