@@ -44,8 +44,10 @@ class Departure:
     def text(self) -> str:
         """In words."""
         when = f" in step {self.step}" if self.step > 0 else ""
+        # Of calls that come in turn, one left out and one made twice look the same.
         return (
-            f"rank {self.rank} left out a call{when}: it made {self.made} where each time before {self.usual} had come"
+            f"rank {self.rank} left out a call or made one more{when}: it made {self.made} where each time before "
+            f"{self.usual} had come"
         )
 
 
