@@ -271,6 +271,15 @@ def test_a_silence_or_a_death_ends_the_window_under_way() -> None:
     assert job.count_of(Abort) == 1 and job.coordinator.window is None and job.count_of(LookCloser) == 1
 
 
+def test_a_silence_that_may_last_is_looked_at_and_leaves_the_window_alone() -> None:
+    job = Job()
+    job.stand(50)
+    job.notice()
+    job.answer(State.PREPARED)
+    job.notice(Change.QUIET)
+    assert job.count_of(LookCloser) == 1 and job.count_of(Abort) == 0 and job.coordinator.window is not None
+
+
 def test_nothing_is_begun_and_no_death_is_told_while_the_job_is_being_ended() -> None:
     job = Job()
     job.stand(50)
