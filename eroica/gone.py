@@ -107,6 +107,10 @@ def departures(views: Mapping[int, RankView], doings: Mapping[int, Doing], graph
         if view.state == "died" and not view.exception and view.exit_status != 0
     }
     first = {rank: view for rank, view in raised.items() if not is_follower(view)}
+    if first and all(joining.is_about_connecting(view) for view in first.values()):
+        elsewhere = joining.misdirected(views)
+        if elsewhere:
+            return elsewhere
     if first:
         return _exceptions(first, views)
     early = frozenset(r for r, v in views.items() if v.state == "ended" and not v.exception and v.exit_status)

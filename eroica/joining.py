@@ -7,6 +7,7 @@ itself "localhost"), so it counts only where the start has failed or stands stil
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -15,6 +16,7 @@ from eroica.findings import Evidence
 from eroica.standing import RankView
 from eroica.suspect import Suspect, some
 
+_CONNECTING = re.compile(r"(?i)connect|rendezvous|\baddress|resolv|\bbind\b|getaddrinfo|unreachable|no route|interface")
 LOOPBACK = ("127.", "::1", "localhost")
 _ADVICE = (
     "give all ranks the same rendezvous address, and an interface that the other hosts reach "
@@ -39,7 +41,13 @@ def is_starting(view: RankView) -> bool:
 def is_about_start(view: RankView) -> bool:
     """It left by an error that names the address or interface that it was told to start with."""
     named = (view.rendezvous.get("interface", ""), view.rendezvous.get("store", "").rpartition(":")[0])
-    return is_starting(view) and any(len(name) > 1 and name in view.exception for name in named)
+    words = [re.compile(rf"(?<![\w.]){re.escape(name)}(?![\w.])") for name in named if name]
+    return is_starting(view) and any(word.search(view.exception) for word in words)
+
+
+def is_about_connecting(view: RankView) -> bool:
+    """It left by an error of finding or reaching the others, before it got through anything."""
+    return is_starting(view) and _CONNECTING.search(view.exception) is not None
 
 
 def misdirected(views: Mapping[int, RankView]) -> list[Suspect]:

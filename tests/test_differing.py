@@ -208,6 +208,11 @@ def test_who_tells_the_others_an_address_that_leads_nowhere_is_named() -> None:
     left = [replace(view, state="ended", silent_s=None, exception=lost) for view in (views[0], inner, *views[2:])]
     found = _explained(*left)
     assert (found.kind, *_said(found)[:3]) == ("crash", "rank", "startup_network", "1")
+    odd = "RuntimeError: Gloo connectFullMesh failed with [pair.cc:144] no error"
+    first = replace(left[1], exception=odd)
+    assert _said(_explained(left[0], first, *left[2:]))[:3] == ("rank", "startup_network", "1")
+    other = replace(left[2], exception="RuntimeError: Gloo has no such option", rendezvous={"interface": "lo"})
+    assert _said(_explained(*views[:2], other, views[3]))[1:3] == ("exception", "2")
     tunnel = replace(inner, rendezvous=dict(inner.rendezvous) | {"address": "100.64.1.2", "interface": "tun0"})
     assert _said(_explained(views[0], tunnel, *views[2:]))[:3] == ("rank", "startup_network", "1")
     # Once the job has trained, addresses are no explanation any more.
