@@ -6,7 +6,7 @@ are written here, for people and in full sentences; forms (terminal, page, promp
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -306,10 +306,16 @@ def _by_setting_of_the_network(stacked: Stacked, draft: Draft, slow: SlowTransfe
     """The draft of ranks whose own setting chooses another card or transport, where each slow group has one of them
     and no quick one does."""
     joined = stacked.joined
-    members = {int(c): {int(stacked.ranks[w]) for w in _members(stacked, int(c))} for c in np.unique(joined.channel)}
+    alike = {(joined.channels[c].description, joined.channels[c].size) for c in slow.channels}
+    members = {
+        int(c): {int(stacked.ranks[w]) for w in _members(stacked, int(c))}
+        for c in np.unique(joined.channel)
+        if (joined.channels[c].description, joined.channels[c].size) in alike
+    }
     for apart in ranks_apart(context.environment, OF_THE_NETWORK):
-        touched = {c for c, ranks in members.items() if ranks & apart and len(_hosts_of(stacked, ranks)) > 1}
-        if not touched or touched != {*slow.channels}:
+        if len(members) == len(slow.channels) or {c for c, ranks in members.items() if ranks & apart} != {
+            *slow.channels
+        }:
             continue
         found = explaining(context.environment, OF_THE_NETWORK, apart)
         texts = [setting.text for setting in found]
@@ -334,10 +340,6 @@ def _by_setting_of_the_network(stacked: Stacked, draft: Draft, slow: SlowTransfe
             evidence=(*draft.evidence, *(Evidence(t, "environment", {}) for t in texts), Evidence(text, "ledger", {})),
         )
     return None
-
-
-def _hosts_of(stacked: Stacked, ranks: Collection[int]) -> set[str]:
-    return {stacked.hosts[w] for w in np.flatnonzero(np.isin(stacked.ranks, sorted(ranks)))}
 
 
 def _ledgers_cause(slow: SlowTransfer) -> Cause:

@@ -220,7 +220,8 @@ class _Site:
                 port = self._port[host, card] = f"p{number}-{k}"
                 _run(f"ip link add {port} type veth peer name {card} netns {holder.pid}")
                 _run(f"ip link set {port} master rack{self._rack_of[host]}-{k} up")
-                address = f"10.77.{k}.{number + 1}"
+                # Of two ranks the one with the lower address is called, and so picks the card for both.
+                address = f"10.{77 - k}.0.{number + 1}"
                 _inside(holder.pid, f"ip addr add {address}/24 dev {card}", f"ip link set {card} up")
                 self._addresses.setdefault(host, address)
             _inside(holder.pid, "ip link set lo up")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eroica.collectives import Channel
-from eroica.context import Recurrence
+from eroica.context import Context, Recurrence
+from eroica.diagnosis import diagnose
 from eroica.network import SlowTransfer, slow_transfers, stalls
 from eroica.pattern import Stacked, stack
+from eroica.wires import Card, Way, Wires
 from tests import handmade as h
 
 HOSTS = "ABCD"
@@ -183,3 +186,45 @@ def test_one_stall_is_a_hiccup_unless_the_series_says_that_it_recurs() -> None:
 
 def test_on_one_host_the_network_is_not_blamed_for_what_all_ranks_wait_for() -> None:
     assert stalls(standing({1: 0.8, 4: 0.7, 6: 0.8}, hosts="AAAA"), None, 1.0) is None
+
+
+def with_setting(name: str, ranks: str) -> Context:
+    return Context(
+        environment={"differences": [{"name": name, "usual": '"eth0"', "odd": [{"value": '"eth1"', "ranks": ranks}]}]}
+    )
+
+
+def a_slow_pair() -> Stacked:
+    """Ranks 0 and 2 of four pairs; the others wait for them in the job-wide group that follows."""
+    pairs: list[tuple[int, ...]] = [(0, 2), (1, 3), (4, 6), (5, 7)]
+    groups = {pair: (SLOW if pair == (0, 2) else FAST,) * 2 for pair in pairs}
+    waits = tuple(0.05 if rank in (0, 2) else 0.05 + SLOW - FAST for rank in range(8))
+    return stacked({**groups, tuple(range(8)): waits})
+
+
+def test_the_slow_group_of_a_rank_that_chose_another_card_is_a_matter_of_its_configuration() -> None:
+    (finding,) = diagnose(a_slow_pair(), with_setting("env.NCCL_SOCKET_IFNAME", "2")).findings
+    assert (finding.cause, finding.scope, finding.ranks, finding.hosts) == ("configuration", "rank", "2", ("B",))
+
+
+@pytest.mark.parametrize("name, ranks", [("env.NCCL_SOCKET_IFNAME", "5"), ("env.OMP_NUM_THREADS", "2")])
+def test_a_setting_of_another_rank_or_of_another_kind_does_not_explain_a_slow_group(name: str, ranks: str) -> None:
+    (finding,) = diagnose(a_slow_pair(), with_setting(name, ranks)).findings
+    assert (finding.cause, finding.scope) == ("fabric_contention", "link")
+
+
+def test_a_host_is_named_by_its_card_where_rings_tell_none_apart() -> None:
+    rings: list[tuple[int, ...]] = [(0, 2, 4, 6), (1, 3, 5, 7)]
+    now, before = (stacked({ring: (length,) * 4 for ring in rings}) for length in (SLOW, FAST))
+    ways = [Way(a, b, 0.5 if a == 4 else 0.02, 20.0) for ring in rings for a, b in pairwise(ring)]
+    wires = Wires(tuple(ways), tuple(Card("", 2 * k, "eth0", 0.4 if k == 2 else 0.0) for k in range(4)))
+    (finding,) = diagnose(now, Context(baseline=before, wires=wires)).findings
+    assert (finding.cause, finding.scope, finding.hosts, finding.ranks) == (
+        "nic_or_host_network",
+        "host",
+        ("C",),
+        "4-5",
+    )
+    assert finding.device == "C/eth0"
+    (finding,) = diagnose(now, Context(baseline=before)).findings
+    assert (finding.cause, finding.scope, finding.hosts) == ("fabric_contention", "group", ())
