@@ -38,6 +38,7 @@ from eroica.samplers.evidence import counters, samples_for
 from eroica.samplers.recorder import Recorder
 from eroica.standing import RankView
 from eroica.trace import Samples
+from eroica.traffic import Traffic
 from eroica.untrusted import clean
 
 MOST_SPANS = 512
@@ -45,6 +46,9 @@ MOST_WAITS = 8192
 """Collectives kept of a rank: those of the laps told, where a lap has up to 27."""
 MOST_HOST = 128
 """Characters of a host's name."""
+MOST_FETCHES = 64
+LONG_FETCH_NS = 200_000_000
+"""A batch that takes longer to come is told by itself: loaders have theirs ready in milliseconds."""
 MOST_LAPS = 300
 """Iterations told with a window: what `degradation` looks back at."""
 READ_FAST_S = 1.0
@@ -53,6 +57,9 @@ DISTURBED_S = 3.0
 """For so long at most, what iterations take while captures are being read is laid to the reading and not judged: on a
 host without a free core it slows the ranks down, by a fifth where that was seen. Reading takes a second or two; where
 it takes longer, it is the readers that get no core, since they are of low priority."""
+WRITTEN_S = 60.0
+"""The same for the writing of a capture by its rank, which a slow folder may draw out. It is told with later windows as
+well, so that they are not laid to the job."""
 RECENT = 16
 """Iterations whose median is told as the pace."""
 
@@ -89,8 +96,15 @@ class _Rank:
     """Garbage collections and phases that are over."""
     waits: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=MOST_WAITS))
     """Collectives that are over, as far as their end can be seen: begin, length."""
+    fetches: deque[Record] = field(default_factory=lambda: deque(maxlen=MOST_FETCHES))
+    """Batches that were long in coming."""
+    traffic: Traffic = field(default_factory=Traffic)
     captures: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Window -> its begin and end, CLOCK_MONOTONIC."""
+    written: deque[Span] = field(default_factory=lambda: deque(maxlen=MOST_FETCHES))
+    """The writing of traces of ours, CLOCK_MONOTONIC."""
+    writing: tuple[int, int] | None = None
+    """At which step and since when the rank writes one."""
 
     @property
     def seniority(self) -> tuple[int, bool, int]:
@@ -253,6 +267,9 @@ class Agent:
         if not self._pending:
             self._reading_since_ns = now_ns
         is_disturbed = bool(self._pending) and now_ns - self._reading_since_ns < DISTURBED_S * 1e9
+        is_written = any(
+            entry.writing is not None and now_ns - entry.writing[1] < WRITTEN_S * 1e9 for entry in self._rings.values()
+        )
         heard = self._heard()
         self._choose()
         ranks = self.ranks()
@@ -262,9 +279,13 @@ class Agent:
                     entry.spans.append(record)
                 elif record.kind == ring.COLLECTIVE and record.duration_ns is not None:
                     entry.waits.append((record.begin_ns, record.duration_ns))
+                elif record.kind == ring.NEXT and (record.duration_ns or 0) >= LONG_FETCH_NS:
+                    entry.fetches.append(record)
                 elif record.kind == ring.CAPTURE and record.duration_ns is not None:
                     entry.captures[record.sequence] = record.begin_ns, record.begin_ns + record.duration_ns
-            entry.watch.is_disturbed = is_disturbed
+            entry.traffic.feed(news.begun, news.ended)
+            self._follow_writing(entry, now_ns)
+            entry.watch.is_disturbed = is_disturbed or is_written
             triggers = entry.watch.feed(news.begun, news.ended, news.words, now_ns)
             if entry.is_alive:
                 triggers += entry.watch.check(now_ns)
@@ -288,6 +309,16 @@ class Agent:
             self._answer(self._on_demand.poll(self._places(), now_ns), now_ns)
         self._recorder.tick(self._sampled())
         self._collect()
+
+    @staticmethod
+    def _follow_writing(entry: _Rank, now_ns: int) -> None:
+        """Whether the rank writes a capture, as its answers say."""
+        answered = parse_answer(entry.words[ring.ANSWER])
+        if answered is not None and answered[1] is State.WRITING and entry.is_alive:
+            entry.writing = entry.writing or (entry.words[ring.NUM_STEPS], now_ns)
+        elif entry.writing is not None:
+            (step, since_ns), entry.writing = entry.writing, None
+            entry.written.append(Span("capture", step, since_ns, now_ns - since_ns))
 
     def rest(self) -> None:
         """The job is being ended: take back what can be."""
@@ -388,6 +419,10 @@ class Agent:
         if state in (State.UNABLE, State.FAILED):
             told = [note for note in entry.notes if note.get("capture") == window and "fault" in note]
             why = clean(str(told[-1]["fault"]), 200) if told else ""
+        if state in (State.BUSY, State.UNABLE, State.FAILED, State.DISCARDED):
+            # What its records tell is told without a trace as well; why there is none, the answer says.
+            history = _history(entry, time.time_ns() - time.monotonic_ns())
+            self._bus.publish(bus.Summarized(window=window, rank=rank, summary=None, history=history))
         self._bus.publish(bus.Answered(window=window, rank=rank, state=state, why=why))
 
     def _summarize(self, entry: _Rank, window: int, rank: int) -> None:
@@ -615,9 +650,13 @@ def history_of(
     environment: Mapping[str, object],
     shift_ns: int,
     collectives: Sequence[tuple[int, int]] = (),
+    *,
+    written: Sequence[Span] = (),
+    reduced_bytes: int = 0,
 ) -> History:
-    """What a rank tells with its capture. `spans`: garbage collections and phases that are over; `shift_ns`: from
-    CLOCK_MONOTONIC to the wall clock; `collectives`: begin and length of those whose end can be seen."""
+    """What a rank tells with its capture. `spans`: garbage collections, phases and long fetches that are over;
+    `shift_ns`: from CLOCK_MONOTONIC to the wall clock; `collectives`: begin and length of those whose end can be seen;
+    `written`: when it wrote captures, CLOCK_MONOTONIC."""
     laps = list(watch.iterations)[-MOST_LAPS - 1 :]
     waits = sorted(collectives)
 
@@ -638,14 +677,24 @@ def history_of(
             Span(_span_name(record), record.step, record.begin_ns + shift_ns, record.duration_ns or 0)
             for record in spans
             if record.begin_ns >= since_ns
-        ),
+        )
+        + tuple(replace(span, start_ns=span.start_ns + shift_ns) for span in written if span.start_ns >= since_ns),
         environment=environment,
+        reduced_bytes=reduced_bytes,
         changes=tuple(watch.degradation.triggers),
     )
 
 
 def _history(entry: _Rank, shift_ns: int) -> History:
-    return history_of(entry.watch, list(entry.spans), merged(entry.notes), shift_ns, entry.waits)
+    return history_of(
+        entry.watch,
+        [*entry.spans, *entry.fetches],
+        merged(entry.notes),
+        shift_ns,
+        entry.waits,
+        written=entry.written,
+        reduced_bytes=entry.traffic.num_bytes(),
+    )
 
 
 def _groups(notes: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
@@ -666,4 +715,6 @@ def _groups(notes: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
 def _span_name(record: Record) -> str:
     if record.kind == ring.GC:
         return "gc"
+    if record.kind == ring.NEXT:
+        return "fetch"
     return ring.PHASES[record.op] if record.op < len(ring.PHASES) else "other"

@@ -42,7 +42,8 @@ class Span:
     """Something else that a rank did: a garbage collection, a phase."""
 
     name: str
-    """"gc", or one of `ring.PHASES`: "save", "evaluation", "compile", ..."""
+    """"gc", "fetch" (a batch that was long in coming), "capture" (a trace of ours is written), or one of
+    `ring.PHASES`: "save", "evaluation", "compile", ..."""
     step: int
     """Steps completed before it began."""
     start_ns: int
@@ -59,6 +60,8 @@ class History:
     """In the time of the laps."""
     environment: Mapping[str, object] = field(default_factory=dict)
     """The last snapshot; empty if the probe took none."""
+    reduced_bytes: int = 0
+    """Summed over ranks per step, outside of optimizer steps; 0: not known."""
     changes: tuple[Trigger, ...] = ()
     """Of its pace, as far as they are remembered."""
 
@@ -80,6 +83,8 @@ def context_of(
     onset = _onset(histories, cause) if cause is not None else None
     return Context(
         environment=_environment({rank: history.environment for rank, history in histories.items()}),
+        settings={rank: history.environment for rank, history in histories.items() if history.environment},
+        reduced_bytes=max((history.reduced_bytes for history in histories.values()), default=0),
         series=[
             Series(
                 rank,

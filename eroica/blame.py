@@ -82,6 +82,10 @@ class Excess:
     """Share of the ranks' own excess that this activity holds."""
     share_of_steps: float
     cause: Cause
+    is_level: bool = False
+    """Scope "all": how much it is, where there is no past to compare it with."""
+    advice: str = ""
+    """"" = what the cause advises."""
 
 
 def reference(own_s: Float64s, floor_s: float) -> tuple[float, Float64s]:

@@ -77,7 +77,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summarized:
-    """A rank's capture, reduced (`codec.write_summary`), or why there is none."""
+    """A rank's capture, reduced (`codec.write_summary`), or why there is none; "" and no summary: only its history."""
 
     window: int
     rank: int

@@ -54,7 +54,8 @@ class PhaseRecord:
 
     rank: int
     kind: str
-    """"gc", "checkpoint", "evaluation" or "compile"."""
+    """"gc", "checkpoint", "evaluation", "compile", "workers" (of a loader are started), "fetch" (a batch was long in
+    coming), "profile" (the job's own profiler ends) or "capture" (a trace of ours is written)."""
     step: int
     """In which it began."""
     duration_s: float
@@ -127,6 +128,10 @@ class Context:
     """"common": what all ranks have; "differences": who differs in what."""
     baseline_environment: Mapping[str, Any] = field(default_factory=dict)
     """The same of the healthy past."""
+    settings: Mapping[int, Mapping[str, object]] = field(default_factory=dict)
+    """The whole snapshot of each rank."""
+    reduced_bytes: int = 0
+    """Summed over ranks per step, by the rank that knows most; 0: not known."""
     notes: tuple[str, ...] = ()
     """What happened on the way here: files left out, ranks numbered by hand."""
     partial_ranks: tuple[int, ...] = ()

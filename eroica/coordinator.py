@@ -476,7 +476,8 @@ class Coordinator:
         if window is None or message.window != window.number:
             return
         if message.summary is None:
-            window.problems[message.rank] = message.problem
+            if message.problem:
+                window.problems[message.rank] = message.problem
         else:
             summary = window.summaries[message.rank] = codec.read_summary(message.summary)
             seen = summary.coverage.num_events / max(summary.num_iterations, 1)

@@ -15,7 +15,8 @@ import numpy as np
 
 from eroica.blame import stable_excesses, too_few
 from eroica.collectives import Float64s
-from eroica.context import Context, healthy_s, recurrence_of
+from eroica.context import FEW_STEPS, RECURRENT_STEPS, Context, durations_of, healthy_s, recurrence_of
+from eroica.costly import Costly, costly_settings
 from eroica.course import course_of
 from eroica.critical_path import Activity
 from eroica.detail import detail_of, waits_of
@@ -25,9 +26,14 @@ from eroica.draft import (
     excess_draft,
     finding_of,
     level_draft,
+    name_of,
     network_draft,
+    noted_draft,
     readable_s,
+    self_inflicted_draft,
+    setting_draft,
     with_course,
+    with_loader,
     with_records,
 )
 from eroica.findings import (
@@ -45,14 +51,15 @@ from eroica.findings import (
 from eroica.held import beside, held_drafts
 from eroica.impact import Pricer, iteration_of
 from eroica.job import format_missing, format_ranks
-from eroica.levels import common_excess, does_other_work, heavy_roles, idle_excesses
+from eroica.levels import common_excess, does_other_work, heavy_roles, idle_excesses, input_bound
 from eroica.localization import EFFECT_FLOOR, EXPECTED_BETA, Localization, Roles, localize_stacked, roles_of
 from eroica.moving import settled
 from eroica.network import slow_transfers, stalls
+from eroica.noted import is_self_inflicted, noted_steps
 from eroica.pace import EFFECT
 from eroica.pattern import Stacked
 from eroica.placement import placed
-from eroica.rotation import rotating_excess
+from eroica.rotation import common_peaks, rotating_excess
 
 ESTABLISHED_COVERAGE = 0.8
 """Share of the excess that a cause must cover to be called established (design section 4)."""
@@ -67,6 +74,8 @@ OTHER_WORK_NOTE = (
     "the iterations of the window do other work than those of the healthy window, as in another phase of the job: the "
     "two are not compared"
 )
+HICCUP = 10.0
+"""Times the usual iteration: one that is told though it came once."""
 DETAIL_FUNCTIONS = 60
 """Functions that a page draws."""
 
@@ -214,6 +223,13 @@ def diagnose_in_detail(stacked: Stacked, context: Context | None = None) -> tupl
         and iteration_s > 0
     )
     drafts = _drafts(stacked, roles, where, context, iteration_s, waits) if usable else []
+    if not drafts and (not len(stacked) or context.trigger == "recurring"):
+        drafts = [noted_draft(noted) for noted in (noted_steps(context),) if noted is not None]
+    costly = (
+        costly_settings(stacked, context, iteration_s, transfer) if coverage.explained_share >= LEAST_EXPLAINED else []
+    )
+    drafts = _with_settings(stacked, drafts, costly, context, iteration_s)
+    coverage = replace(coverage, notes=(*coverage.notes, *_hiccups(context), *_setting_notes(costly)))
     if usable and not drafts:
         coverage = replace(coverage, notes=(*coverage.notes, *_advice_notes(stacked)))
     evidence: dict[str, Evidence] = {}
@@ -319,11 +335,13 @@ def _drafts(
     excesses = beside(stable_excesses(stacked, roles, where, iteration_s), held)
     roots = np.unique(np.concatenate([e.ranks for e in excesses])) if excesses else np.empty(0, np.intp)
     recurrence = recurrence_of(context.series, context.onset, is_noticed=context.trigger in ("recurring", "offline"))
-    rotating = rotating_excess(stacked, roles, iteration_s, excesses, recurrence, context.phases)
-    if rotating is not None:
-        excesses += beside([rotating], held)
+    common, together = common_peaks(stacked, iteration_s, recurrence, context.phases)
+    rotating = rotating_excess(stacked, roles, iteration_s, excesses, recurrence, context.phases, together)
+    excesses += beside([excess for excess in (rotating, common) if excess is not None], held)
     excesses.extend(beside(idle_excesses(stacked, roles, iteration_s, roots), held))
     excesses.extend(heavy_roles(stacked, roles, iteration_s, roots))
+    if context.baseline is None and not any(e.activity == Activity.INPUT for e in excesses):
+        excesses.extend(input_bound(stacked, iteration_s))
     drafts = [with_records(stacked, excess_draft(stacked, e, pricer, iteration_s, excesses), context) for e in excesses]
     drafts.extend(held)
     slow = slow_transfers(stacked, context.baseline, iteration_s)
@@ -341,16 +359,21 @@ def _drafts(
         priced = sum(d.impact.seconds_per_iteration or 0.0 for d in drafts)
         if gap > 0 and priced < 0.5 * gap:
             # What moves over the ranks raises the mean of all of them; it is told already, and as what it is.
-            moving = {e.activity for e in excesses if e.scope == "rotating"}
+            moving = {e.activity for e in excesses if e.steps != "stable"}
             drafts.extend(
                 with_records(stacked, excess_draft(stacked, e, pricer, iteration_s), context)
                 for e in common_excess(stacked, context.baseline, iteration_s, recurs=recurrence is not None)
                 if e.activity is None or e.activity not in moving
             )
+        common_rises = [d for d in drafts if d.scope == "all" and d.steps == "stable"]
+        if common_rises and gap > 0 and is_self_inflicted(context, stacked.steps):
+            drafts = [d for d in drafts if all(d is not other for other in common_rises)]
+            drafts.append(self_inflicted_draft(stacked, gap, iteration_s))
     drafts = placed(stacked, settled(stacked, drafts, context), context)
     if not drafts and context.baseline is None and _is_slow_still(context, iteration_s):
         assert context.noticed is not None
         drafts.append(level_draft(stacked, context.noticed, context.onset, iteration_s))
+    drafts = [_with_loader(stacked, draft, context) for draft in drafts]
     drafts.sort(key=lambda d: -(d.impact.seconds_per_iteration or 0.0))
     course = course_of(context, int(stacked.steps[0]) if len(stacked.steps) else None) if drafts else None
     return [with_course(draft, course) for draft in drafts]
@@ -365,6 +388,68 @@ def _left_by_capture(stacked: Stacked, context: Context, drafts: Sequence[Draft]
     if priced >= 0.5 * (noticed.observed_s - noticed.usual_s):
         return None
     return capture_draft(stacked, noticed, steps, onset, iteration_s)
+
+
+def _with_loader(stacked: Stacked, draft: Draft, context: Context) -> Draft:
+    function = stacked.functions[draft.function] if draft.function is not None else None
+    return with_loader(draft, context, name_of(function) if function is not None else None)
+
+
+def _with_settings(
+    stacked: Stacked, drafts: Sequence[Draft], costly: Sequence[Costly], context: Context, iteration_s: float
+) -> list[Draft]:
+    """The findings with those of settings, which stand for what they make all of their ranks look like."""
+    found = list(drafts)
+    for one in costly:
+        if not one.is_finding:
+            continue
+        shown = [
+            draft
+            for draft in found
+            if draft.cause.cause in one.covers
+            and (draft.scope in ("all", "rotating") or set(draft.ranks.tolist()) <= set(one.ranks.tolist()))
+        ]
+        # What all ranks take longer than before is what it costs, if it was not there before.
+        rise = max((d.impact.seconds_per_iteration or 0.0 for d in shown if d.scope == "all"), default=0.0)
+        found = [draft for draft in found if all(draft is not other for other in shown)]
+        found.append(setting_draft(stacked, one, iteration_s, rise if rise > (one.seconds or 0.0) else None))
+    return sorted(found, key=lambda d: -(d.impact.seconds_per_iteration or 0.0))
+
+
+def _setting_notes(costly: Sequence[Costly]) -> list[str]:
+    return [f"a setting worth a look: {one.because}" + (f". {one.advice}" if one.advice else "")
+            for one in costly if not one.is_finding]  # fmt: skip
+
+
+def _hiccups(context: Context) -> list[str]:
+    """Single iterations that were very long and have not come back: told to whoever asks, and no finding."""
+    steps, seconds = durations_of(context.series)
+    if len(steps) < FEW_STEPS:
+        return []
+    usual = float(np.median(seconds))
+    long = np.flatnonzero(seconds > HICCUP * usual)
+    if not 0 < len(long) < RECURRENT_STEPS:
+        return []
+    notes = []
+    for at in long:
+        note = f"step {steps[at]} took {readable_s(float(seconds[at]))}, once (usually {readable_s(usual)})"
+        within = [r for r in context.phases if r.step == steps[at] and r.kind in _HELD and r.duration_s > usual]
+        if within:
+            longest = max(within, key=lambda r: r.duration_s)
+            note += f": rank {longest.rank} {_HELD[longest.kind]} for {readable_s(longest.duration_s)} of it"
+        notes.append(note)
+    return notes
+
+
+_HELD = {
+    "fetch": "waited for a batch",
+    "checkpoint": "was saving or loading",
+    "gc": "collected garbage",
+    "compile": "compiled",
+    "workers": "started the workers of a loader",
+    "profile": "ended a profiler of its own",
+    "capture": "wrote a trace of ours",
+}
 
 
 def _verdict(

@@ -46,6 +46,11 @@ _RENDEZVOUS_FUNCTIONS = (
 )
 _SAVING = re.compile(r"/torch/(serialization|distributed/checkpoint/.*)\.py$|/safetensors/")
 _SAVING_FUNCTIONS = re.compile(r"^(async_)?save($|_)|^_?(legacy_)?save$|write_data|save_checkpoint")
+_USERS_SAVING = re.compile(
+    r"^_*(async_)?sav(e|ing)($|_)|(^|_)(write|dump|store|persist|export)s?_\w*(checkpoint|ckpt|snapshot|weights|state)"
+    r"|(^|_)(checkpoint|ckpt)$"
+)
+"""Names that people give to what saves by other means than torch's own: plain files, numpy, an object store."""
 _LOADING_FUNCTIONS = re.compile(r"^_?load($|_)|read_data")
 _EVALUATION = re.compile(
     r"^_?(evaluate|evaluation|validate|validation|eval|valid|run_eval\w*|eval_\w+|evaluation_loop)$"
@@ -195,6 +200,8 @@ def _around(view: RankView, main: Thread) -> Doing | None:
         if _EVALUATION.search(name):
             return Doing("evaluation", None, user_frame(main), "stack")
         if outer.is_users:
+            if _USERS_SAVING.search(name):
+                return Doing("save", None, user_frame(main), "stack")
             continue
         if name in _LEAVING:
             return Doing("leaving", None, user_frame(main), "stack")

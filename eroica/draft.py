@@ -6,7 +6,7 @@ are written here, for people and in full sentences; forms (terminal, page, promp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,12 +15,14 @@ from eroica.blame import Excess, Indices
 from eroica.causes import ADVICE, Cause
 from eroica.collectives import Float64s
 from eroica.context import Context, Turn
+from eroica.costly import Costly
 from eroica.critical_path import Activity
 from eroica.findings import Evidence, Finding, FunctionName, Impact, PatternValues
 from eroica.impact import Pricer
 from eroica.job import format_ranks
 from eroica.localization import EXPECTED_BETA, Localization, Roles
 from eroica.network import SlowTransfer
+from eroica.noted import Noted
 from eroica.pattern import Function, Stacked
 from eroica.settings import OF_THE_CPU, OF_THE_NETWORK, explaining, ranks_apart
 from eroica.utilisation import MU_SOURCES
@@ -55,6 +57,12 @@ class Draft:
     link: str | None = None
     network: SlowTransfer | None = None
     device: str | None = None
+    named: FunctionName | None = None
+    """What to name instead of the function: a setting, or the code that workers run out of sight."""
+    advice: str = ""
+    """"" = what the cause advises."""
+    rank_numbers: tuple[int, ...] | None = None
+    """Of whom, where no trace tells of them; None: `ranks`."""
 
 
 def name_of(function: Function) -> FunctionName:
@@ -104,6 +112,13 @@ def excess_draft(
         impact = Impact(excess.seconds, excess.seconds / iteration_s, "pattern")
         who = "all ranks take" if len(stacked) > 1 else f"rank {who} takes"
         text = f"{who} {amount} longer per iteration than in the healthy window{where}"
+        if excess.steps != "stable":
+            text = (
+                f"single steps take longer{where}, on all ranks at once: {excess.share_of_steps:.0%} of the steps, "
+                f"{amount} per iteration on average"
+            )
+        elif excess.is_level:
+            text = f"all ranks alike spend {amount} of each iteration{where}"
     elif excess.activity is None:
         # Idle time is no own work that could be taken out; the peers wait for about as long as it lasts.
         impact = Impact(excess.seconds, excess.seconds / iteration_s, "ledger")
@@ -143,6 +158,7 @@ def excess_draft(
         impact,
         excess.coverage,
         tuple(evidence),
+        advice=excess.advice,
     )
 
 
@@ -237,6 +253,114 @@ def capture_draft(stacked: Stacked, noticed: Turn, steps: tuple[int, int], onset
     everyone = np.arange(len(stacked), dtype=np.intp)
     impact = Impact(gap_s, gap_s / iteration_s if iteration_s else None, None)
     return Draft(cause, "all", everyone, (), "stable", None, impact, 1.0, evidence)
+
+
+def _ranks_text(stacked: Stacked, draft: Draft) -> str:
+    if draft.scope == "rotating":
+        return ""
+    return format_ranks(stacked.ranks[draft.ranks].tolist() if draft.rank_numbers is None else draft.rank_numbers)
+
+
+_OWN_PROFILER = (
+    "Nothing is wrong with the job itself: profile fewer steps on fewer ranks, write traces to local storage and move "
+    "them later, not all at once."
+)
+
+
+def noted_draft(noted: Noted) -> Draft:
+    """Slow steps that the ranks' own records explain, without any trace of them."""
+    share = noted.seconds / (noted.usual_s + noted.seconds)
+    return Draft(
+        noted.cause,
+        "all" if noted.is_all else "rank",
+        np.empty(0, np.intp),
+        (),
+        "rotating" if noted.period is None else f"every {noted.period}",
+        None,
+        Impact(noted.seconds, share, "ledger"),
+        noted.share,
+        (Evidence(noted.cause.because, "probe", {"share_of_excess": noted.share}),),
+        advice=_OWN_PROFILER if noted.cause.cause == "profiler_overhead" else "",
+        rank_numbers=noted.ranks,
+    )
+
+
+def self_inflicted_draft(stacked: Stacked, seconds: float, iteration_s: float) -> Draft:
+    """A window that is slow because an earlier capture of ours is still being written."""
+    because = (
+        "while the window lasted the ranks still wrote an earlier capture of ours, and the job was not slow before: "
+        "this slowdown is of our making"
+    )
+    return Draft(
+        Cause("profiler_overhead", True, because, ("the job's own code: it was as fast as ever before the capture",)),
+        "all",
+        np.arange(len(stacked), dtype=np.intp),
+        (),
+        "once",
+        None,
+        Impact(seconds, seconds / iteration_s, "pattern"),
+        1.0,
+        (Evidence(because, "probe", {}),),
+        advice=(
+            "Wait until it is written: it costs nothing afterwards. Put the folder of the flight rings on fast local "
+            "storage (XDG_RUNTIME_DIR or TMPDIR), and take shorter windows."
+        ),
+    )
+
+
+def setting_draft(stacked: Stacked, costly: Costly, iteration_s: float, seconds: float | None) -> Draft:
+    """A setting that costs time. `seconds`: by the job's own past, where that tells more than the window."""
+    scope = "all" if len(costly.ranks) == len(stacked) else "rank"
+    price = seconds if seconds is not None else costly.seconds
+    impact = Impact(price, min(price / iteration_s, 1.0), "pattern") if price is not None else Impact()
+    hosts = tuple(sorted({stacked.hosts[w] for w in costly.ranks} - {""})) if scope == "rank" else ()
+    return Draft(
+        Cause("configuration", True, costly.because, ("a single rank: all are alike",) if scope == "all" else ()),
+        scope,
+        costly.ranks,
+        hosts,
+        "stable",
+        None,
+        impact,
+        # What it costs is known, or it is not: that it is on, is.
+        SUPPORTED_COVERAGE if price is not None else 0.0,
+        (Evidence(costly.because, "environment", costly.evidence),),
+        named=costly.function,
+        advice=costly.advice,
+    )
+
+
+def with_loader(draft: Draft, context: Context, name: FunctionName | None) -> Draft:
+    """A wait for batches that worker processes make: named by the code that they run, since no capture sees them, and
+    told with what the settings and the counters say of how it is fed."""
+    if draft.cause.cause != "input_pipeline":
+        return draft
+    told: Mapping[str, object] = next(iter(context.settings.values()), {})
+    loaders = sorted({n.split(".")[1] for n in told if n.startswith("loader.")})
+    places = {str(told[f"loader.{n}.data_at"]) for n in loaders if f"loader.{n}.data_at" in told}
+    workers = {told.get(f"loader.{n}.num_workers") for n in loaders}
+    evidence = list(draft.evidence)
+    named = draft.named
+    if len(workers) == 1 and isinstance(num := next(iter(workers)), int):
+        if num and len(places) == 1 and name is not None:
+            data = next(str(told[f"loader.{n}.data"]) for n in loaders if f"loader.{n}.data" in told)
+            named = replace(name, user_location=next(iter(places)), user_function=data)
+        made = f"in {num} worker process{'es' if num > 1 else ''} per rank" if num else "in the training process itself"
+        evidence.append(Evidence(f"batches are made {made}", "environment", {"num_workers": num}))
+    if draft.scope == "all":
+        about = [o for o in context.counters if o.name in _OF_INPUT]
+        seen: set[str] = set()
+        for o in about:
+            if o.name not in seen:
+                seen.add(o.name)
+                evidence.append(Evidence(o.text, "counters", {"name": o.name, "value": o.value, "peers": o.peers}))
+    return replace(draft, evidence=tuple(evidence), named=named)
+
+
+_OF_INPUT = frozenset(
+    {"file_read_mbps", "children_cpu", "busy_share", "io_pressure", "busy_ratio", "runnable_per_core"}
+)
+"""Counters that tell whether batches wait for storage or for cores."""
 
 
 def _scope(stacked: Stacked, excess: Excess) -> str:
@@ -461,10 +585,10 @@ def finding_of(
         id=f"F{number}",
         cause=draft.cause.cause,
         scope=draft.scope,
-        ranks=format_ranks(stacked.ranks[rows].tolist()) if draft.scope != "rotating" else "",
+        ranks=_ranks_text(stacked, draft),
         hosts=draft.hosts,
         steps=draft.steps,
-        function=name_of(stacked.functions[function]) if function is not None else None,
+        function=draft.named or (name_of(stacked.functions[function]) if function is not None else None),
         pattern=pattern_of(stacked, rows if len(rows) else np.arange(len(stacked), dtype=np.intp), function),
         peers=peers,
         expected=expected,
@@ -474,7 +598,7 @@ def finding_of(
         confidence=_confidence(draft, roles, partial, stacked.world_size > len(stacked)),
         evidence=tuple(keys),
         ruled_out=draft.cause.ruled_out,
-        advice=ADVICE.get(draft.cause.cause, ADVICE["unknown"]),
+        advice=draft.advice or ADVICE.get(draft.cause.cause, ADVICE["unknown"]),
         device=device,
         link=draft.link,
     )

@@ -35,6 +35,11 @@ HOST_COMMON_EFFECT = 0.05
 others' work in one window than in the next. As much as makes a level slow (`pace.EFFECT`)."""
 UNEXPLAINED_EFFECT = 0.10
 """The same for time that nothing explains: twice as much, since the answer is worth less."""
+INPUT_BOUND = 0.10
+"""Share of the critical path that input must own on all ranks to be told without a past: loaders that keep up own less
+than a hundredth (`localization.EXPECTED_BETA`)."""
+ALIKE = 0.5
+"""Ranks are alike if none has less than this share of the middle one, or more than its inverse."""
 SPOT_SHARE = 0.5
 """A function with this share of a rise is where it happens."""
 
@@ -209,6 +214,25 @@ def common_excess(stacked: Stacked, baseline: Stacked, iteration_s: float, *, re
         cause = Cause("unknown", False, why, ())
         found.append(Excess(everyone, "all", "stable", None, None, gap, 0.0, 1.0, cause))
     return found
+
+
+def input_bound(stacked: Stacked, iteration_s: float) -> list[Excess]:
+    """All ranks alike wait for their batches, as long as the window lasts: a level, not a rise. Only for windows
+    without a past: a job that is slow from its first step on has nothing else that shows it."""
+    share = stacked.activity_beta[:, Activity.INPUT].astype(np.float64)
+    middle = float(np.median(share)) if len(share) else 0.0
+    if middle < INPUT_BOUND or float(share.min()) < ALIKE * middle or float(share.max()) * ALIKE > middle:
+        return []
+    everyone = np.arange(len(stacked), dtype=np.intp)
+    columns = [k for k, f in enumerate(stacked.functions) if f.activity == Activity.INPUT]
+    most = max(columns, key=lambda k: float(np.median(stacked.beta[:, k])), default=None)
+    cause = Cause("input_pipeline", True, "the time is spent inside of the dataloader's next", _NO_SINGLE_RANK)
+    return [
+        Excess(
+            *(everyone, "all", "stable", Activity.INPUT, most, middle * iteration_s, 1.0, 1.0, cause),
+            is_level=True,
+        )
+    ]
 
 
 def _rises(stacked: Stacked, baseline: Stacked) -> Float64s:

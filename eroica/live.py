@@ -208,19 +208,19 @@ class _Watcher:
         self._readers.close()
 
     def _on_window(self, window: Window) -> None:
-        if not window.summaries:
-            self._say_held()
-            standings = self._coordinator.standings
-            if not self._coordinator.is_resting and any(r in standings and standings[r].is_alive for r in window.ranks):
-                self._say_once(f"a capture gave nothing: {missing_note(window)}")
+        if not window.summaries and not window.histories:
+            self._say_nothing_came(window)
             return
         if window.training != self._training:
             self._baseline, self._wires, self._training = None, None, window.training
         judged = judge(window, self._baseline, job=self._plan.job, created=_now(), wires=self._wires)
+        if not window.summaries and judged.diagnosis.kind == "no_data":
+            self._say_nothing_came(window)
+            return
         is_sized = window.frames is Frames.SIZED
         if not is_sized:
             self._say_held()  # the window with sizes was given up for this one
-        if window.trigger == "baseline" and not is_sized:
+        if window.trigger == "baseline" and window.summaries and not is_sized:
             self._baseline, self._wires = judged.stacked, judged.wires
         if judged.is_news:
             self._keep(window, judged.diagnosis)
@@ -246,6 +246,13 @@ class _Watcher:
         if held is not None:
             judged, window = held
             self._report(judged.diagnosis, judged.detail, window.cause, window.number)
+
+    def _say_nothing_came(self, window: Window) -> None:
+        """No rank captured, and their records explain nothing by themselves."""
+        self._say_held()
+        standings = self._coordinator.standings
+        if not self._coordinator.is_resting and any(r in standings and standings[r].is_alive for r in window.ranks):
+            self._say_once(f"a capture gave nothing: {missing_note(window)}")
 
     def _on_look(self, look: Look) -> bool:
         if look.trigger is None and _were_ended(look):

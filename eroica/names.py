@@ -56,7 +56,10 @@ _PHASES = (
     ),
     (re.compile(r"^Optimizer\.step#|torch/optim/"), Phase.OPTIMIZER),
     (
-        re.compile(r"torch/serialization\.py|torch/distributed/checkpoint/|save_checkpoint|safetensors/"),
+        re.compile(
+            r"torch/serialization\.py|torch/distributed/checkpoint/|safetensors/|save_checkpoint"
+            r"|\): \w*(save|write|dump|store|persist)s?_\w*(checkpoint|ckpt|snapshot|weights|state_dict)"
+        ),
         Phase.CHECKPOINT,
     ),
     (

@@ -1,7 +1,8 @@
-"""Excess of single steps: a delay that moves over ranks, or comes back on one rank every few steps.
+"""Excess of single steps: a delay that moves over ranks, comes back on one rank every few steps, or hits all at once.
 
-Such an excess has no culprit rank; its cause is the variance itself and the function that varies (garbage collection,
-uneven data). The ranks that happened to be late in a window are not named. Used by `diagnosis`.
+The first has no culprit rank; its cause is the variance itself and the function that varies (garbage collection, uneven
+data). The ranks that happened to be late in a window are not named. Nor are they where all stop in the same steps: they
+share what they do there (a save, the start of an epoch), and who is done last is chance. Used by `diagnosis`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy.typing as npt
 from eroica.blame import HOST_CROWDED_EFFECT, HOST_SPREAD_FLOOR, SPREAD_FLOOR, Excess, is_host_only
 from eroica.causes import ON_THE_CPU, STARVATION_EXPLAINS, WORK_EXPLAINS, Cause, cause_of, crowding
 from eroica.collectives import Float64s
-from eroica.context import PhaseRecord, Recurrence
+from eroica.context import SLOW_STEP, PhaseRecord, Recurrence
 from eroica.critical_path import Activity
 from eroica.localization import EFFECT_FLOOR, Roles, family_quantile, nan_median
 from eroica.names import ENGINE_WAIT_NAME, Phase
@@ -34,6 +35,15 @@ NOTED_COVERAGE = 0.6
 """Share of the excess that the ranks' own records must cover to be its cause."""
 MOST_EVALUATED = 1 / 3
 """Share of the steps of a window: a teacher that is switched to evaluation in each step is no evaluation."""
+MOST_TOGETHER = 0.8
+"""Share of the ranks that must do the same thing for longer in a step, to call it all."""
+TOGETHER = 0.2
+"""Part of the longest rank's excess that a quarter of the ranks at most may stay below: served one after the other, the
+first ranks at a full server wait least."""
+_TOGETHER = frozenset(
+    {Activity.INPUT, Activity.CHECKPOINT, Activity.COMPILE, Activity.GC, Activity.ALLOCATOR, Activity.PYTHON}
+)
+"""What ranks do in step; operators that take longer everywhere in a step are a busy host's."""
 _ONE_THING = frozenset({Activity.CHECKPOINT, Activity.COMPILE, Activity.GC, Activity.ALLOCATOR, Activity.SYNC})
 _NOTED_CAUSES = {
     "gc": ("host_gc", "garbage collections"),
@@ -49,11 +59,12 @@ def rotating_excess(
     stable: Sequence[Excess],
     recurrence: Recurrence | None = None,
     phases: Sequence[PhaseRecord] = (),
+    common: npt.NDArray[np.bool_] | None = None,
 ) -> Excess | None:
     """Excess of single steps that moves over ranks, or comes back on one rank every few steps; None if there is none.
 
     A window may hold one such step only: with `recurrence`, what the series of iterations says, that is enough.
-    `phases` are the ranks' own records of what they did.
+    `phases` are the ranks' own records of what they did. `common`: (I,) steps in which all were hit (`common_peaks`).
 
     Peaks of what a `stable` root does too much of anyway belong to that finding. Where no own work peaks, idle time
     may: a hole that no event covers, which names no function and is a hypothesis at most.
@@ -61,6 +72,8 @@ def rotating_excess(
     if stacked.own_s.shape[1] < 4 or len(stacked) < 2:
         return None
     evaluated = _evaluated(stacked, phases)
+    if common is not None:
+        evaluated = evaluated | common
     over = np.where(evaluated, np.nan, _peaks(stacked.own_s, roles))
     kind = np.array([int(f.activity) for f in stacked.functions] + [-1])[stacked.top_function]
     for excess in stable:
@@ -81,6 +94,97 @@ def rotating_excess(
     cause = Cause("unknown", False, "no event covers this time on the ranks that the others wait for", ())
     share = len(np.unique(cells[:, 1])) / stacked.own_s.shape[1]
     return Excess(np.empty(0, np.intp), "rotating", "rotating", None, None, mean_s, 0.0, share, cause)
+
+
+def common_peaks(
+    stacked: Stacked,
+    iteration_s: float,
+    recurrence: Recurrence | None = None,
+    phases: Sequence[PhaseRecord] = (),
+) -> tuple[Excess | None, npt.NDArray[np.bool_]]:
+    """Single steps in which all ranks do the same thing for long, and which steps (I,) these are.
+
+    As with what moves, a few such steps must be there, or the series must say that they recur.
+    """
+    own = stacked.own_s
+    none = np.zeros(own.shape[1], bool)
+    if own.shape[1] < 4 or len(stacked) < 2:
+        return None, none
+    over = own - nan_median(own, axis=1, keepdims=True)
+    most = np.nanmax(np.where(np.isfinite(over), over, -np.inf), axis=0)
+    few = _lower_quartile(over)
+    length = nan_median(stacked.length_s, axis=1)
+    kinds = np.array([int(f.activity) for f in stacked.functions] + [-1])[stacked.top_function]
+    hit = []
+    for i in np.flatnonzero(~_evaluated(stacked, phases)):
+        if not (most[i] >= (SLOW_STEP - 1) * float(np.median(length)) and few[i] >= TOGETHER * most[i]):
+            continue
+        counts = np.bincount(kinds[kinds[:, i] >= 0, i], minlength=len(Activity))
+        if counts.max() >= MOST_TOGETHER * len(stacked) and Activity(int(counts.argmax())) in _TOGETHER:
+            hit.append(i)
+    together = none.copy()
+    together[hit] = True
+    if len(hit) < FEW_ROTATING:
+        known = recurrence.steps if recurrence is not None else np.empty(0, np.int64)
+        hit = [i for i in hit if int(stacked.steps[i]) in known]
+    mean_s = float(most[hit].sum()) / own.shape[1]
+    if not hit or mean_s < 2 * EFFECT_FLOOR * iteration_s:
+        return None, together
+    cells = np.argwhere(np.isfinite(over) & np.isin(np.arange(own.shape[1]), hit))
+    held = np.zeros(len(stacked.functions))
+    total = float(np.maximum(over[cells[:, 0], cells[:, 1]], 0.0).sum())
+    for w, i in cells:
+        if stacked.top_function[w, i] >= 0:
+            held[stacked.top_function[w, i]] += min(float(stacked.top_excess_s[w, i]), max(float(over[w, i]), 0.0))
+    named, covered = _heaviest(stacked, held)
+    if named is None or covered < HOST_COVERAGE * total:
+        return None, none
+    activity = stacked.functions[named].activity
+    everyone = np.arange(len(stacked), dtype=np.intp)
+    cause, advice = _shared_cause(stacked, activity, cells, total, phases), ""
+    if activity == Activity.INPUT and _are_noted(stacked, cells, phases, "workers"):
+        cause = Cause(
+            "input_pipeline", True,
+            "in these steps the ranks start the worker processes of a loader anew, as at the begin of each epoch",
+            ("storage: the other steps get their batches in time",),
+        )  # fmt: skip
+        advice = (
+            "Keep the workers from one epoch to the next (persistent_workers=True), or make what they do at their "
+            "start cheaper (worker_init_fn, the data set's __init__, opening files)."
+        )
+    return (
+        Excess(
+            *(everyone, "all", _spacing(stacked.steps[hit], recurrence), activity, named, mean_s),
+            *(min(covered / total, 1.0), len(hit) / own.shape[1], cause),
+            advice=advice,
+        ),
+        together,
+    )
+
+
+def _shared_cause(
+    stacked: Stacked,
+    activity: Activity,
+    cells: npt.NDArray[np.intp],
+    total_s: float,
+    phases: Sequence[PhaseRecord],
+) -> Cause:
+    noted = _noted(stacked, cells, total_s, phases)
+    if noted is None:
+        everyone = np.arange(len(stacked), dtype=np.intp)
+        noted = cause_of(stacked, activity, everyone, everyone, float("inf"), Phase.NONE)
+    ruled = (*noted.ruled_out, "a single rank: all do it at once, and who is done last changes nothing")
+    because = noted.because
+    if noted.cause == "checkpoint_io":
+        because += "; all ranks do so in the same steps, so what they share is the storage"
+    return Cause(noted.cause, noted.certain, because, ruled)
+
+
+def _are_noted(stacked: Stacked, cells: npt.NDArray[np.intp], phases: Sequence[PhaseRecord], kind: str) -> bool:
+    """Most of these cells have a record of this kind, however short: what it began may last beyond it."""
+    wanted = {(int(stacked.ranks[w]), int(stacked.steps[i])) for w, i in cells}
+    seen = {(r.rank, r.step) for r in phases if r.kind == kind}
+    return len(wanted & seen) >= MOST_TOGETHER * len(wanted)
 
 
 def _evaluated(stacked: Stacked, phases: Sequence[PhaseRecord]) -> npt.NDArray[np.bool_]:

@@ -173,3 +173,22 @@ def test_renaming_ranks_renames_observations_and_changes_nothing_else() -> None:
     one, other = only(stand_out(plain)), only(stand_out(renamed))
     assert one.rank == 3 and other.rank == 4
     assert one.text.replace("rank 3", "") == other.text.replace("rank 4", "")
+
+
+def test_threads_beside_the_training_threads_are_told_together_if_they_take_much_of_the_host() -> None:
+    def host(beside: float) -> dict[str, list[Counted]]:
+        ranks = [counted("rank", str(k), k, None, cpu_ratio=0.2, process_cpu=0.2 + beside) for k in range(4)]
+        return {"h0": [*ranks, counted("host", "", num_cores=2)]}
+
+    found = only(stand_out(host(0.25)))
+    assert (found.name, found.rank) == ("helper_cores", None)
+    assert found.text == "threads beside the training threads of 4 ranks use 1 of 2 cores"
+    assert stand_out(host(0.01)) == ()
+
+
+def test_reading_from_disks_and_busy_cores_are_told() -> None:
+    hosts = {"h0": [counted("rank", "0", 0, file_read_mbps=40.0), counted("host", "", num_cores=4, busy_cores=3.9)]}
+    assert {found.text for found in stand_out(hosts)} == {
+        "rank 0 reads 40 MB/s from disks",
+        "this host's cores are busy 98% of the time",
+    }

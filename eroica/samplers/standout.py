@@ -95,10 +95,12 @@ RULES = (
     _Rule("rank", "swap_bytes", "TARGET has VALUE bytes in swap", _plain, 64e6),
     _Rule("rank", "tracer_pid", "process VALUE traces TARGET: a debugger or stack sampler", _whole, 1.0),
     _Rule("rank", "stopped_ratio", "TARGET was found stopped VALUE of the time, by signals or a tracer", _share, 0.01),
+    _Rule("rank", "file_read_mbps", "TARGET reads VALUE MB/s from disks", _plain, 2.0),
     _Rule("rank", "file_write_mbps", "TARGET writes VALUE MB/s to disks", _plain, apart=50.0),
     _Rule("rank", "retransmit_ratio", "VALUE of TARGET's TCP segments were sent again", _share, 0.01),
     # Hosts.
     _Rule("host", "stolen_share", "the hypervisor gives VALUE of this host's cores to others", _share, 0.05),
+    _Rule("host", "busy_share", "this host's cores are busy VALUE of the time", _share, 0.9),
     _Rule("host", "runnable_per_core", "VALUE threads per core want to run on this host", _plain, 2.0),
     _Rule("host", "memory_pressure", "some process here waits for memory VALUE of the time", _share, 0.05),
     _Rule("host", "io_pressure", "some process here waits for disks VALUE of the time", _share, 0.4, 0.3),
@@ -149,6 +151,9 @@ RULES = (
 
 THREAD_APART = 0.3
 """Cores by which the threads beside the training thread must exceed the peers' to be told."""
+HELPED = 0.15
+"""Share of a host's cores that threads beside the training threads must use to be told together: those of process
+groups and loaders hardly run."""
 IDLE_DEVICE = 0.1
 """A device that is busy for less of the time lowers its clock and cools down by itself: not compared with others."""
 HOG_CORES = 0.25
@@ -178,6 +183,7 @@ def _derived(counted: Counted) -> dict[str, float]:
         for name in ("sm_clock_ratio", "temperature_c", "num_processes"):
             values.pop(name, None)
     share("stolen_share", "stolen_cores", "num_cores")
+    share("busy_share", "busy_cores", "num_cores")
     share("runnable_per_core", "procs_running", "num_cores")
     # Of a handful of segments one is soon a percent.
     share("retransmit_ratio", "tcp_retransmits", "tcp_sent", least=20)
@@ -283,6 +289,20 @@ def _placement(host: str, every: Sequence[Counted]) -> Iterator[Observation]:
             )
 
 
+def _helpers(host: str, every: Sequence[Counted]) -> Iterator[Observation]:
+    """Threads of the ranks' processes beside the training threads that take much of the host's cores together."""
+    cores = next((c["values"].get("num_cores", 0.0) for c in every if c["kind"] == "host"), 0.0)
+    beside = [
+        max(c["values"]["process_cpu"] - c["values"]["cpu_ratio"], 0.0)
+        for c in every
+        if c["kind"] == "rank" and {"process_cpu", "cpu_ratio"} <= c["values"].keys()
+    ]
+    used = sum(beside)
+    if cores and used >= HELPED * cores:
+        text = f"threads beside the training threads of {len(beside)} ranks use {used:.2g} of {cores:.0f} cores"
+        yield Observation(host, "host", None, "helper_cores", used, None, text, used / (HELPED * cores))
+
+
 def _far_devices(host: str, every: Sequence[Counted]) -> Iterator[Observation]:
     """Ranks that may not run on any of the cores that their device is attached to."""
     ranks = {c["labels"]["pid"]: c for c in every if c["kind"] == "rank" and c["labels"].get("pid")}
@@ -343,6 +363,6 @@ def stand_out(hosts: Mapping[str, Sequence[Counted]]) -> tuple[Observation, ...]
         found += _judge(rule, shared[rule.kind, rule.name])
     found += _busy_threads(hosts)
     for host, every in hosts.items():
-        found += [*_hogs(host, every), *_placement(host, every), *_far_devices(host, every)]
+        found += [*_hogs(host, every), *_placement(host, every), *_far_devices(host, every), *_helpers(host, every)]
     found.sort(key=lambda o: (-o.strength, o.host, o.target, o.name))
     return tuple(found[:MOST])
