@@ -217,6 +217,19 @@ def test_if_no_rank_can_capture_the_window_ends_at_once_and_says_why() -> None:
     assert not window.summaries and missing_note(window) == "ranks 0-3 cannot capture" and job.count_of(Commit) == 0
 
 
+def test_ranks_that_cannot_capture_tell_how_they_went_on_all_the_same() -> None:
+    job = Job()
+    job.stand(50)
+    job.notice(Change.RECURRING)
+    for rank in range(4):
+        history = History(laps=(Lap(49, 0, 100, ""),))
+        job.tell(Summarized(window=job.prepared.window, rank=rank, summary=None, history=history))
+        job.answer(State.BUSY, [rank])
+    (window,) = job.windows
+    assert sorted(window.histories) == [0, 1, 2, 3] and not window.summaries
+    assert missing_note(window) == "ranks 0-3 have another profiler active"
+
+
 def test_a_rank_that_does_not_answer_delays_the_window_but_does_not_stop_it() -> None:
     job = Job()
     job.stand(50)

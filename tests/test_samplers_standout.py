@@ -182,7 +182,7 @@ def test_threads_beside_the_training_threads_are_told_together_if_they_take_much
 
     found = only(stand_out(host(0.25)))
     assert (found.name, found.rank) == ("helper_cores", None)
-    assert found.text == "threads beside the training threads of 4 ranks use 1 of 2 cores"
+    assert found.text == "threads beside the training threads of 4 ranks use 1 of 2 cores, these themselves 0.8"
     assert stand_out(host(0.01)) == ()
 
 

@@ -151,9 +151,9 @@ RULES = (
 
 THREAD_APART = 0.3
 """Cores by which the threads beside the training thread must exceed the peers' to be told."""
-HELPED = 0.15
-"""Share of a host's cores that threads beside the training threads must use to be told together: those of process
-groups and loaders hardly run."""
+HELPED, HELPS = 0.05, 0.5
+"""Share of a host's cores, and of what the training threads use, that threads beside these must use to be told
+together: those of process groups and loaders hardly run."""
 IDLE_DEVICE = 0.1
 """A device that is busy for less of the time lowers its clock and cools down by itself: not compared with others."""
 HOG_CORES = 0.25
@@ -292,15 +292,16 @@ def _placement(host: str, every: Sequence[Counted]) -> Iterator[Observation]:
 def _helpers(host: str, every: Sequence[Counted]) -> Iterator[Observation]:
     """Threads of the ranks' processes beside the training threads that take much of the host's cores together."""
     cores = next((c["values"].get("num_cores", 0.0) for c in every if c["kind"] == "host"), 0.0)
-    beside = [
-        max(c["values"]["process_cpu"] - c["values"]["cpu_ratio"], 0.0)
-        for c in every
-        if c["kind"] == "rank" and {"process_cpu", "cpu_ratio"} <= c["values"].keys()
-    ]
-    used = sum(beside)
-    if cores and used >= HELPED * cores:
-        text = f"threads beside the training threads of {len(beside)} ranks use {used:.2g} of {cores:.0f} cores"
-        yield Observation(host, "host", None, "helper_cores", used, None, text, used / (HELPED * cores))
+    told = [c["values"] for c in every if c["kind"] == "rank" and {"process_cpu", "cpu_ratio"} <= c["values"].keys()]
+    training = sum(values["cpu_ratio"] for values in told)
+    used = sum(max(values["process_cpu"] - values["cpu_ratio"], 0.0) for values in told)
+    least = max(HELPED * cores, HELPS * training)
+    if cores and used >= least:
+        text = (
+            f"threads beside the training threads of {len(told)} ranks use {used:.2g} of {cores:.0f} cores, these "
+            f"themselves {training:.2g}"
+        )
+        yield Observation(host, "host", None, "helper_cores", used, None, text, used / least)
 
 
 def _far_devices(host: str, every: Sequence[Counted]) -> Iterator[Observation]:
