@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -118,6 +119,21 @@ def test_notes_of_changes_are_bounded_and_hold_changes_alone(tmp_path: Path) -> 
     assert notes[-1] == {"environment": {"loader.6.num_workers": 5}}
     assert merged(notes)["loader.1.num_workers"] == 2 and "loader.1.object" not in merged(notes)
     assert merged([{"host": "a"}, {"environment": "no"}]) == {}
+
+
+def test_what_a_script_changes_is_noted_as_soon_as_a_window_begins(tmp_path: Path) -> None:
+    ring = Ring.create(tmp_path / "a.ring", rank=0, world_size=1)
+    seen, before = Environment(), gc.get_threshold()
+    seen.look(ring, 1)
+    try:
+        gc.set_threshold(before[0] + 1, *before[1:])
+        seen.look(ring, 2)
+        assert len(read_flight(ring.path).notes) == 1
+        seen.look(ring, 3, is_due=True)
+    finally:
+        gc.set_threshold(*before)
+    changed = read_flight(ring.path).notes[-1]["environment"]
+    assert isinstance(changed, dict) and str(changed["gc.thresholds"]).startswith(str(before[0] + 1))
 
 
 def test_the_rank_that_is_set_up_otherwise_is_named() -> None:

@@ -62,6 +62,8 @@ class Capture:
         self._is_foreign = is_foreign
         self.heard = 0
         """The mailbox word last acted upon."""
+        self.has_begun = False
+        """A window has begun, and nobody has looked at the settings since: what it shows may come from a change."""
         self.is_open = False
         """A window is agreed on, or under way, or being written: look closer at each boundary."""
         self._command: Command | None = None
@@ -233,6 +235,7 @@ class Capture:
             window = self._window = _Window(ring, command, num_steps)
             window.begin(lambda: self._overdue(ring, window))
             window.marks.append((count, num_nexts, time.time_ns()))
+            self.has_begun = True
             self._enter(ring, State.RUNNING)
 
     def _cut_short(self, ring: Ring, window: _Window) -> None:

@@ -149,11 +149,11 @@ class Environment:
         self._looked_ns = 0
         self._num_notes = 0
 
-    def look(self, ring: Ring, now_ns: int) -> None:
-        """Note everything at the first call, and later, every now and then, what has changed."""
+    def look(self, ring: Ring, now_ns: int, *, is_due: bool = False) -> None:
+        """Note everything at the first call, and later, every now and then or when `is_due`, what has changed."""
         if not self._looked_ns:
             found = snapshot(os.environ, sys.argv[0] if sys.argv else "")
-        elif now_ns - self._looked_ns >= LOOK_AGAIN_NS:
+        elif is_due or now_ns - self._looked_ns >= LOOK_AGAIN_NS:
             found = {name: _bounded(value) for name, value in changeable().items()}
         else:
             return

@@ -104,6 +104,8 @@ def _next_ended(ring: Ring, number: int, begin_ns: int, raised: bool) -> None:
         RECORDER.num_nexts = num_nexts = RECORDER.num_nexts + 1
         ring.set(NUM_NEXTS, num_nexts)
         RECORDER.capture.fetched(ring, RECORDER.num_steps, num_nexts)
+        if RECORDER.capture.has_begun:
+            RECORDER.look_again(ring)
         if num_nexts % LOOK_EVERY == 1 and not RECORDER.num_steps:
             RECORDER.look(ring)
     except Exception as error:
@@ -155,6 +157,8 @@ class _Steps:
                 RECORDER.capture.stepped(ring, num_steps, RECORDER.num_nexts)
                 if num_steps % LOOK_EVERY == 1:
                     RECORDER.look(ring)
+                if RECORDER.capture.has_begun:
+                    RECORDER.look_again(ring)
                 if now_ns - FALLBACK.set_ns >= EVERY_NS:
                     FALLBACK.step(ring, now_ns)
         except Exception as error:

@@ -142,6 +142,11 @@ class Recorder:
             ring.set(flight.ONE_STEP_IN, thrift.one_step_in if thrift.mask else 0)
         ring.set(flight.HOOK_NS, thrift.spent_ns)
 
+    def look_again(self, ring: Ring) -> None:
+        """As a window begins: the settings as they are now."""
+        self.capture.has_begun = False
+        self.environment.look(ring, time.monotonic_ns(), is_due=True)
+
     def fail(self, error: BaseException) -> None:
         """Switch the probe off for good and note why. The one guard: every hook's `except Exception` comes here.
 
