@@ -20,25 +20,34 @@ FEW_STEPS = 8
 """Fewer steps than this show no connection."""
 FOLLOWS = 0.5
 """Share of the scatter of own time that the load must explain, as the square of their correlation."""
-VARIES = 0.05
-"""A load that never lies so far above its median, as a share of it, explains nothing."""
+VARIES = 0.2
+"""An operator is uneven if in some step it has so much more to do than usually, as a share. The rest of a step, such as
+the optimizer's, is the same each time and often most of it."""
 MOST_ELASTIC = 4.0
 """Own time may rise by so many times the share by which the load does: attention costs the square of a length, of which
 its operators tell less. More than that is not what these operators cost (a log line, a save)."""
 
 
 def load_of(trace: Trace, iterations: Iterations) -> tuple[Float64s, bool]:
-    """(I,) Elements of all inputs of a step's operators, where they are told (True), else how many operators it has."""
+    """(I,) Of a step's operators, those that are uneven: the elements of all of their inputs, where these are told
+    (True), else how many they are. 0 everywhere if none is uneven."""
     is_operator = trace.category == Category.CPU_OP
     is_operator[trace.collectives.event] = False
     rows = np.flatnonzero(is_operator)
-    bounds = iterations.bounds_ns
-    step = np.searchsorted(bounds, trace.ts_ns[rows], side="right") - 1
+    step = np.searchsorted(iterations.bounds_ns, trace.ts_ns[rows], side="right") - 1
     inside = (step >= 0) & (step < iterations.count)
     rows, step = rows[inside], step[inside]
     work = trace.work[rows]
-    weights = np.maximum(work, 0).astype(np.float64) if len(rows) and (work >= 0).mean() >= 0.5 else None
-    return np.bincount(step, weights=weights, minlength=iterations.count).astype(np.float64), weights is not None
+    is_sized = len(rows) > 0 and float((work >= 0).mean()) >= 0.5
+    names, name = np.unique(trace.name[rows], return_inverse=True)
+    weights = np.maximum(work, 0).astype(np.float64) if is_sized else None
+    each = np.bincount(
+        name * iterations.count + step, weights=weights, minlength=len(names) * iterations.count
+    ).reshape(len(names), iterations.count)
+    # What there is in a few steps only (a log line, a metric) is another thing than more of the usual.
+    usual = np.median(each, axis=1)
+    uneven = (usual > 0) & (each.max(axis=1, initial=0) >= (1 + VARIES) * usual)
+    return each[uneven].sum(axis=0).astype(np.float64), is_sized
 
 
 def explained_by_load(own_s: Float64s, load: Float64s, is_sized: bool) -> Float64s:
@@ -50,9 +59,7 @@ def explained_by_load(own_s: Float64s, load: Float64s, is_sized: bool) -> Float6
         return nothing
     usual, usual_s = float(np.median(load)), float(np.median(own_s))
     more, longer_s = load - usual, own_s - usual_s
-    if usual <= 0 or usual_s <= 0 or float(more.max()) < VARIES * usual:
-        return nothing
-    if not own_s.std():
+    if usual <= 0 or usual_s <= 0 or not own_s.std() or not load.std():
         return nothing
     correlation = float(np.corrcoef(load, own_s)[0, 1])
     slope = correlation * float(own_s.std()) / float(load.std())

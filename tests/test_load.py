@@ -32,6 +32,8 @@ def steps_of(rank: int, pieces: list[int], more: list[int], sizes: bool = False)
         if more[step]:
             events.append(h.frame("train.py(9): log", now, more[step] * h.MS))
             now += more[step] * h.MS
+        events.append(h.op("aten::add_", now, h.MS, work=10**6 if sizes else -1))  # the same in each step
+        now += h.MS
         end = begin + 130 * h.MS
         events.append(h.op("c10d::allreduce_", now, end - now, comm=h.Comm(transfers=False)))
         events.append(h.mark("gloo:all_reduce", now, end - now, thread="2", comm=h.Comm()))
