@@ -228,3 +228,12 @@ def test_a_host_is_named_by_its_card_where_rings_tell_none_apart() -> None:
     assert finding.device == "C/eth0"
     (finding,) = diagnose(now, Context(baseline=before)).findings
     assert (finding.cause, finding.scope, finding.hosts) == ("fabric_contention", "group", ())
+
+
+def test_one_slow_collective_among_many_quick_ones_is_found_where_groups_are_not_told_apart() -> None:
+    def made(large: float) -> Stacked:
+        samples = [h.Sample(seconds, channel=h.everyone(4)) for seconds in (0.001, large, 0.001, 0.001, 0.002)]
+        return stack(h.job([h.Rank(host=host, samples=samples) for host in "AABB"]))
+
+    (transfer,) = slow_transfers(made(0.15), made(0.01), 1.0)
+    assert transfer.scope == "group" and transfer.seconds == pytest.approx(0.14, rel=1e-2)
