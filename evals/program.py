@@ -198,7 +198,7 @@ def simulate(program: Program, plan: Plan) -> Times:
                 streams[comm.stream] = np.where(members, end, busy)
                 waits = comm.blocks | plan.exposed[n] | blocking
                 device = np.where(members & waits, np.maximum(device, end), device)
-                length = np.where(members & blocking, np.maximum(length, end - host), length)
+                length = np.where(members & blocking, np.maximum(length, end + LAUNCH_NS - host), length)
                 out["host_len"][n, :, i] = length
                 out["begin"][n, :, i] = begin
                 out["end"][n, :, i] = end
@@ -208,6 +208,8 @@ def simulate(program: Program, plan: Plan) -> Times:
                     _, late = kernel_times(item.blocked, plan.factor[n, :, i], host, length, device)
                     ends = np.where(blocking[:, None], late, ends)
                 device = np.where(active, ends[:, -1], device)
+                length = np.where(blocking, np.maximum(length, device - host), length)
+                out["host_len"][n, :, i] = length
                 out["end"][n, :, i] = device
             host = host + length
         iteration[i] = device.mean() - began
