@@ -55,7 +55,7 @@ refers to more than 254 texts."""
 _PATTERN_MAGIC, _LEDGER_MAGIC, _FILE_MAGIC = b"eroP", b"eroL", b"eroS"
 _HEAD = struct.Struct("<IIBBBBdqIQIIIfdBBBBB")
 _LEDGER_HEAD = struct.Struct("<BBBBBI")
-_FLAG_WORLD, _FLAG_EPOCH, _FLAG_STARTED, _FLAG_DEVICE, _FLAG_PARTIAL = 1, 2, 4, 8, 16
+_FLAG_WORLD, _FLAG_EPOCH, _FLAG_STARTED, _FLAG_DEVICE, _FLAG_PARTIAL, _FLAG_BLOCKS = 1, 2, 4, 8, 16, 32
 _FUNCTION = np.dtype(
     [
         ("activity", "u1"),
@@ -141,6 +141,7 @@ def _encode_patterns(summary: Summary, num_functions: int, notes: Sequence[str])
         | (_FLAG_STARTED if summary.started_ns is not None else 0)
         | (_FLAG_DEVICE if coverage.has_device else 0)
         | (_FLAG_PARTIAL if coverage.partial else 0)
+        | (_FLAG_BLOCKS if coverage.launches_block else 0)
     )
     head = _HEAD.pack(
         summary.rank,
@@ -416,6 +417,7 @@ def decode_summary(patterns: bytes, ledger: bytes, names: Mapping[bytes, bytes])
             partial=bool(flags & _FLAG_PARTIAL),
             epoch=bool(flags & _FLAG_EPOCH),
             notes=notes,
+            launches_block=bool(flags & _FLAG_BLOCKS),
         ),
     )
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eroica.intervals import Cover, Int64s, Nest, first_come_parts, inherit, nest
-from eroica.names import ENGINE_WAIT, Owns, Phase, read_host_name
+from eroica.names import ENGINE_WAIT, TUNABLE, Owns, Phase, read_host_name
 from eroica.trace import Category, Trace
 
 Int32s = npt.NDArray[np.int32]
@@ -37,6 +37,7 @@ class Activity(IntEnum):
     INPUT = 3
     CHECKPOINT = 4
     COMPILE = 5
+    """Makes code for a size that is new, or searches for the fastest kernel."""
     GC = 6
     ALLOCATOR = 7
     SYNC = 8
@@ -58,6 +59,7 @@ _PHASE_ACTIVITY = {
     Phase.INPUT: Activity.INPUT,
     Phase.CHECKPOINT: Activity.CHECKPOINT,
     Phase.COMPILE: Activity.COMPILE,
+    Phase.TUNING: Activity.COMPILE,
     Phase.GC: Activity.GC,
 }
 _CATEGORY_ACTIVITY = {
@@ -69,6 +71,9 @@ _CATEGORY_ACTIVITY = {
 }
 _HOST = (Category.CPU_OP, Category.PYTHON, Category.ANNOTATION, Category.RUNTIME, Category.OVERHEAD)
 _NOBODY = 255
+LEAST_TRIALS = 3
+"""An operator of the model that waits for the device so many times in one run tries kernels. Libraries try ten and
+more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +184,7 @@ class _Strings:
     owns: UInt8s
     is_user: npt.NDArray[np.bool_]
     is_autograd: npt.NDArray[np.bool_]
+    is_tunable: npt.NDArray[np.bool_]
 
 
 def _read_strings(trace: Trace, rows: npt.NDArray[np.intp]) -> tuple[_Strings, _Strings]:
@@ -188,7 +194,7 @@ def _read_strings(trace: Trace, rows: npt.NDArray[np.intp]) -> tuple[_Strings, _
     category, name = trace.category[rows], trace.name[rows]
     marked = (category == Category.ANNOTATION) | (category == Category.OVERHEAD)
     for is_marked in (False, True):
-        table = _Strings(np.zeros(n, np.uint8), np.zeros(n, np.uint8), np.zeros(n, bool), np.zeros(n, bool))
+        table = _Strings(np.zeros(n, np.uint8), np.zeros(n, np.uint8), *(np.zeros(n, bool) for _ in range(3)))
         used = np.zeros(n, bool)
         used[name[marked == is_marked]] = True
         for index in np.flatnonzero(used):
@@ -196,6 +202,7 @@ def _read_strings(trace: Trace, rows: npt.NDArray[np.intp]) -> tuple[_Strings, _
             read = read_host_name(text, annotation=is_marked)
             table.phase[index], table.owns[index], table.is_user[index] = read.phase, read.owns, read.is_user
             table.is_autograd[index] = text.startswith("autograd::engine::evaluate_function")
+            table.is_tunable[index] = bool(TUNABLE.search(text))
         tables.append(table)
     return tables[0], tables[1]
 
@@ -240,8 +247,11 @@ def _thread_activity(
     owner = np.where(owns == Owns.PARENT, nothing, index)
     # The profiler's frames hide all that they call.
     hidden = (owns == Owns.NOBODY).astype(np.uint8)
+    operator = np.where(plain.is_tunable[name] & (category == Category.CPU_OP), index, nothing)
     del index, is_frame
-    inherit([phase, frame, user, owner, hidden], tree.parent, tree.depth)
+    inherit([phase, frame, user, owner, hidden, operator], tree.parent, tree.depth)
+    searches = _searches(operator, owns == Owns.SYNC)
+    phase[searches] = Phase.TUNING
     activity = np.empty(len(rows), np.uint8)
     for kind, of_category in _CATEGORY_ACTIVITY.items():
         activity[category == kind] = of_category
@@ -252,10 +262,22 @@ def _thread_activity(
     activity[(owns == Owns.WAIT) | ((phase == Phase.COMMUNICATION) & (owns != Owns.SYNC))] = Activity.WAIT
     for part, of_phase in _PHASE_ACTIVITY.items():
         # Inside of these a wait or a copy is part of the thing (a loader's queue, a save's device-to-host copy).
-        activity[(phase == part) & (owns != Owns.ALLOCATOR)] = of_phase
+        # So is memory for a search, but what asks for memory while it saves or loads is worth its own name.
+        activity[(phase == part) & ((owns != Owns.ALLOCATOR) | searches)] = of_phase
     owner_activity = np.where(owner >= 0, activity[owner], np.uint8(_NOBODY))
     owner_activity[hidden > 0] = _NOBODY
     return owner, owner_activity, frame, user, phase
+
+
+def _searches(operator: Int32s, syncs: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Events within an operator (index of each one's, -1 = none) that waits for the device again and again: it times
+    kernels against each other. An allocator out of room waits as well, but once or twice."""
+    inside = operator >= 0
+    if not (inside & syncs).any():
+        return np.zeros(len(operator), bool)
+    waits = np.bincount(operator[inside & syncs], minlength=len(operator))
+    found: npt.NDArray[np.bool_] = inside & (waits[operator] >= LEAST_TRIALS)
+    return found
 
 
 def _has_location(trace: Trace, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:

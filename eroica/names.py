@@ -27,6 +27,8 @@ class Phase(IntEnum):
     GC = 6
     COMMUNICATION = 7
     """Inside of torch.distributed or a wait for it."""
+    TUNING = 8
+    """Tries several kernels to see which is fastest, for a size that is new."""
 
 
 class Owns(IntEnum):
@@ -68,6 +70,13 @@ _PHASES = (
         ),
         Phase.COMPILE,
     ),
+    (
+        re.compile(
+            r"triton/testing\.py|triton/runtime/autotuner\.py\(\d+\): (_bench|benchmark)|"
+            r"torch/_inductor/runtime/benchmarking\.py"
+        ),
+        Phase.TUNING,
+    ),
     (re.compile(r"^Python GC|^<built-in function collect>$|^gc\.collect"), Phase.GC),
     (
         re.compile(
@@ -84,6 +93,8 @@ _SYNC = re.compile(r"^(cuda|hip|cu|mtia|xpu)\w*Synchronize\w*$|^hipMemcpyWithStr
 _ALLOCATOR = re.compile(
     r"^(cuda|hip|cu)\w*(Malloc|Free|MemAlloc|HostAlloc|MemCreate|MemMap|MemUnmap|MemRelease|HostRegister)\w*$"
 )
+TUNABLE = re.compile(r"^aten::(\w*convolution\w*|\w*mm|linear|matmul|\w*attention\w*)$")
+"""Operators that ask nothing of the device when they run, but where the library searches for the fastest kernel."""
 ENGINE_WAIT = re.compile(r"^<built-in method run_backward |torch/autograd/graph\.py.*_engine_run_backward")
 """The driving thread waits for the autograd engine."""
 ENGINE_WAIT_NAME = "run_backward"

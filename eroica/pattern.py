@@ -47,6 +47,7 @@ class Function:
     user_location: str | None
     """"path:line" of the innermost frame of the user's own code; None for device functions."""
     phase: Phase = field(default=Phase.NONE, compare=False)
+    """Device functions: only TUNING is told, of kernels that nothing else launches."""
     launched_at: str | None = field(default=None, compare=False)
     """Device functions: the user's line that launches it, where all of its launches share one."""
     user_function: str | None = field(default=None, compare=False)
@@ -98,6 +99,8 @@ class Coverage:
     """Part of the file was lost, so totals do not compare with full ranks."""
     epoch: bool
     notes: tuple[str, ...]
+    launches_block: bool = False
+    """Each launch call lasts until its kernel is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +261,14 @@ def _patterns(trace: Trace, path: CriticalPath, samples: Samples | None) -> tupl
         if on_device[heaviest]:
             shared = len(np.unique(user[mine])) == 1
             functions.append(
-                Function(activity, name, None, None, launched_at=users[user[heaviest]] if shared else None)
+                Function(
+                    activity,
+                    name,
+                    None,
+                    None,
+                    Phase.TUNING if bool((path.phase[mine] == Phase.TUNING).all()) else Phase.NONE,
+                    launched_at=users[user[heaviest]] if shared else None,
+                )
             )
         else:
             functions.append(
@@ -331,6 +341,30 @@ def _peaks(seconds: Float64s, work: Float64s, own: npt.NDArray[np.bool_]) -> Pea
     return Peaks(best.astype(np.int32), rise, np.where((usual_work[best] > 0) & (rise > 0), by_work, np.nan))
 
 
+BLOCKING_LAUNCHES = 0.9
+"""Share of the kernels whose launch call must outlast them to say that launches block. A call that returns when the
+kernel is queued outlasts a few of the shortest at most."""
+FEW_KERNELS = 20
+"""Fewer launches than this say nothing about how a rank launches."""
+
+
+def _launches_block(trace: Trace) -> bool:
+    """Whether launch calls wait for their kernels, as with CUDA_LAUNCH_BLOCKING."""
+    calls = np.flatnonzero((trace.category == Category.RUNTIME) & (trace.correlation > 0))
+    kernels = np.flatnonzero((trace.category == Category.KERNEL) & (trace.correlation > 0))
+    if len(calls) < FEW_KERNELS or len(kernels) < FEW_KERNELS:
+        return False
+    order = np.argsort(trace.correlation[calls], kind="stable")
+    calls = calls[order]
+    at = np.minimum(np.searchsorted(trace.correlation[calls], trace.correlation[kernels]), len(calls) - 1)
+    found = trace.correlation[calls[at]] == trace.correlation[kernels]
+    call, kernel = calls[at[found]], kernels[found]
+    if len(kernel) < FEW_KERNELS:
+        return False
+    outlasts = trace.ts_ns[call] + trace.dur_ns[call] >= trace.ts_ns[kernel] + trace.dur_ns[kernel]
+    return bool(outlasts.mean() >= BLOCKING_LAUNCHES)
+
+
 def summarize(trace: Trace, samples: Samples | None = None) -> Summary:
     """One rank's patterns and ledger. Pure; a trace without any event gives an empty summary with explained = 0.
 
@@ -387,6 +421,7 @@ def summarize(trace: Trace, samples: Samples | None = None) -> Summary:
             or (num_launches > 20 and not num_kernels),
             epoch=trace.epoch,
             notes=tuple(notes),
+            launches_block=_launches_block(trace),
         ),
     )
 

@@ -340,3 +340,21 @@ def test_a_trace_without_events_has_no_critical_path() -> None:
 def test_steps_with_odd_numbers_are_no_reason_to_fail(number: str) -> None:
     made = trace([mark(f"ProfilerStep#{number}", 0, 50), op("aten::mm", 10, 30)])
     assert critical_spans(made).explained > 0
+
+
+def convolution(*, waits: int) -> Trace:
+    """A convolution that takes 80 us, and waits for the device so many times while it does."""
+    calls = [call("cudaEventSynchronize", 12 + 10 * k, 8) for k in range(waits)]
+    events = [step(100), frame("model.py(57): forward", 0, 100), op("aten::cudnn_convolution", 10, 80), *calls]
+    return trace([*events, kernel("gemm", 95, 5)])
+
+
+def test_an_operator_that_waits_for_the_device_again_and_again_searches_for_kernels() -> None:
+    searching = critical_spans(convolution(waits=6))
+    assert {int(a) for a in searching.activity} >= {Activity.COMPILE} and Activity.SYNC not in searching.activity
+    assert int(searching.owned_ns[searching.activity == Activity.COMPILE].sum()) == 80
+
+
+def test_an_operator_that_waits_once_does_not_search() -> None:
+    usual = critical_spans(convolution(waits=1))
+    assert Activity.COMPILE not in usual.activity

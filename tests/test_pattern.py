@@ -232,3 +232,23 @@ def test_the_world_is_what_traces_tell_or_what_was_seen() -> None:
 def test_launched_at_and_phase_are_no_part_of_a_functions_identity() -> None:
     one = Function(Activity.COMPUTE, "gemm", None, None, Phase.BACKWARD, "a.py:3")
     assert one == Function(Activity.COMPUTE, "gemm", None, None)
+
+
+@pytest.mark.parametrize(("call_us", "blocks"), [(60, True), (5, False)])
+def test_launch_calls_that_outlast_their_kernels_block(call_us: int, blocks: bool) -> None:
+    events: list[h.Event] = []
+    for k in range(30):
+        at = k * 100_000
+        events.append(h.call("cudaLaunchKernel", at, call_us * 1_000, correlation=k + 1))
+        events.append(h.kernel("gemm", at + 4_000, 50_000, correlation=k + 1))
+    assert summary_of(*events).coverage.launches_block is blocks
+
+
+def test_a_kernel_that_only_searches_launch_says_so() -> None:
+    inside = [h.call("cudaEventSynchronize", k * 1_000, 900) for k in range(1, 5)]
+    launch = h.call("cudaLaunchKernel", 500, 100, correlation=1)
+    trial = h.kernel("trial", 2_000, 400, correlation=1)
+    usual = [h.call("cudaLaunchKernel", 20_000, 100, correlation=2), h.kernel("usual", 30_000, 400, correlation=2)]
+    made = summary_of(h.op("aten::cudnn_convolution", 0, 9_000), launch, *inside, trial, *usual)
+    phases = {f.name: f.phase for f in made.patterns.functions}
+    assert (phases["trial"], phases["usual"]) == (Phase.TUNING, Phase.NONE)
