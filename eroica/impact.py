@@ -18,6 +18,10 @@ from eroica.findings import Impact
 from eroica.localization import Roles, nan_median
 from eroica.pattern import Stacked
 
+MODELLED = 0.5
+"""A replay that gives back less than this share of what the peers are seen to wait for a rank, which is about its
+excess, does not model the job, though it may last as long as the recording: a chain of its own making holds."""
+
 
 def iteration_of(stacked: Stacked) -> float:
     """Length of an iteration over all ranks, seconds; 0 if there is none."""
@@ -53,7 +57,23 @@ class Pricer:
         """
         alone = self._length([]) - self._length([(ranks, seconds)])
         last = self._length(others) - self._length([*others, (ranks, seconds)]) if others else alone
-        return self._share(max(alone, last), "replay" if self._replay is not None else "ledger")
+        found = max(alone, last)
+        if self._replay is not None:
+            felt = min(self._felt(ranks), float(np.median(seconds)))
+            if found < MODELLED * felt and felt >= MODELLED * float(np.median(seconds)):
+                return self._share(felt, "ledger")
+        return self._share(found, "replay" if self._replay is not None else "ledger")
+
+    def _felt(self, ranks: Indices) -> float:
+        """Seconds per iteration by which the peers of these ranks wait longer than these, in the middle of the steps: a
+        rank that all wait for hardly waits itself. 0 without peers."""
+        waits = self._stacked.exposed_s + self._stacked.waiting_s
+        lacks = []
+        for w in ranks:
+            peers = np.setdiff1d(self._roles.members(int(self._roles.of[w])), ranks)
+            if len(peers):
+                lacks.append(nan_median(nan_median(waits[peers], axis=0) - waits[w], axis=0))
+        return max(float(np.median(lacks)), 0.0) if lacks else 0.0
 
     def _length(self, less: Sequence[tuple[Indices, Float64s]]) -> float:
         """Iteration without these excesses, up to a constant."""
