@@ -98,9 +98,9 @@ ADVICE = {
     ),
     "intra_node_link": "Check the links between devices on this host (nvidia-smi nvlink -s, topo -m, Xid messages).",
     "profiler_overhead": (
-        "End what is attached: a stack sampler, a debugger, a script that sends signals. Where it is what our own "
-        "tracing has left: restart the ranks at their next checkpoint (or detach it; CUPTI is torn down after each "
-        "capture under TEARDOWN_CUPTI=1), and capture this job no more until then."
+        "End what stops this rank (a stack sampler, a debugger, a script that sends signals), or let it look less "
+        "often. Where our own capture left something attached, restart the ranks at their next checkpoint (CUPTI is "
+        "torn down after each capture under TEARDOWN_CUPTI=1) and capture this job no more until then."
     ),
     "configuration": (
         "Give these ranks the setting that the others have: look at the launcher, the shell's profile and the "

@@ -70,6 +70,8 @@ MANY_WAIT = 0.02
 """Share of the iteration that a rank must wait to be listed among the consequences."""
 OTHER_KIND = 0.7
 """Times the usual length: iterations that are shorter still are not of the kind that was slow."""
+OTHER_KIND_APART = 0.25
+"""The usual length of what was slow and that of the healthy window differ by less where they are of one kind."""
 OTHER_WORK_NOTE = (
     "the iterations of the window do other work than those of the healthy window, as in another phase of the job: the "
     "two are not compared"
@@ -209,7 +211,11 @@ def diagnose_in_detail(stacked: Stacked, context: Context | None = None) -> tupl
         and len(context.baseline)
         and does_other_work(stacked, context.baseline)
     ):
-        context = replace(context, baseline=None, notes=(*context.notes, OTHER_WORK_NOTE))
+        usual_s, noticed = iteration_of(context.baseline), context.noticed
+        if noticed is not None and abs(noticed.usual_s / usual_s - 1) < OTHER_KIND_APART:
+            # What was slow is slow against these very iterations, and the other work is why.
+            noticed = None
+        context = replace(context, baseline=None, noticed=noticed, notes=(*context.notes, OTHER_WORK_NOTE))
     iteration_s = iteration_of(stacked)
     roles = roles_of(stacked) if len(stacked) else Roles(np.empty(0, np.int32), (), "functions")
     where = localize_stacked(stacked, roles, context.baseline)
@@ -247,6 +253,8 @@ def diagnose_in_detail(stacked: Stacked, context: Context | None = None) -> tupl
     for rank, host in zip(stacked.ranks.tolist(), stacked.hosts, strict=True):
         hosts.setdefault(host or "unknown", []).append(rank)
     baseline_s = iteration_of(context.baseline) if context.baseline is not None else healthy_s(context)
+    if OTHER_WORK_NOTE in context.notes:
+        baseline_s = None  # nor does a series of both kinds tell what is usual for one
     kind, verdict = _verdict(stacked, findings, coverage, usable, partial)
     if kind == "healthy" and _is_over(context, iteration_s, baseline_s):
         kind, verdict = "recovered", _recovered(context, iteration_s, verdict)

@@ -46,9 +46,13 @@ SPOT_SHARE = 0.5
 COUNTS_DIFFER = 0.03
 """A function must run so much more or less often per iteration to be a sign of other work."""
 LESS_TOO = 0.1
-"""Of what is done more, so much must be done less instead: a job that only does more has grown."""
+"""Of what is done more, so much must be done less instead."""
+OF_EVERYTHING = 0.8
+"""Or so much of what the healthy iterations do must be done more: less is one part that runs too often, a fault."""
 MIX_EXPLAINS = 0.5
-"""Share of a longer iteration that the other mix of work must explain."""
+"""Share of longer computing that the other mix of work must explain."""
+OTHER_WORK_EFFECT = 0.02
+"""And that mix must make the iteration longer by so much: as much as is looked at when two windows are compared."""
 
 _NOISY = frozenset({Activity.OPERATOR, Activity.LAUNCH, Activity.PYTHON})
 _NO_SINGLE_RANK = ("a single rank: all are alike",)
@@ -131,24 +135,30 @@ def heavy_roles(stacked: Stacked, roles: Roles, iteration_s: float, skip: Indice
 
 def does_other_work(stacked: Stacked, baseline: Stacked) -> bool:
     """The iterations of the window are longer since they do more of one thing and less of another than the healthy
-    ones: another phase of the job (generation and training by turns), or another share of the two. Their lengths are
-    not to be compared.
+    ones: another phase of the job (generation and training by turns), or another share of the two. Or they do more of
+    everything: more evaluations of a closure, more batches. Their lengths are not to be compared.
 
     Wrong where the same work is done by other kernels; two windows of one run have the same code, as a rule.
     """
-    gap_s = float(np.median(stacked.iteration_s) - np.median(baseline.iteration_s))
+    before_s = float(np.median(baseline.iteration_s))
     now, then = _executions(stacked), _executions(baseline)
     cutoff_s = [float(np.median(of.cutoff * of.iteration_s)) for of in (stacked, baseline)]
-    more_s = less_s = 0.0
+    more_s = less_s = all_s = grown_s = 0.0
     for function in now.keys() | then.keys():
         (often, total_s), (usually, usual_s) = now.get(function, (0.0, 0.0)), then.get(function, (0.0, 0.0))
         if (not often and usual_s <= cutoff_s[0]) or (not usually and total_s <= cutoff_s[1]):
             continue  # it may be there, too short to be told
+        all_s += usual_s
         if often > (1 + COUNTS_DIFFER) * usually:
+            grown_s += usual_s
             more_s += total_s * (1 - usually / often)
         elif often < (1 - COUNTS_DIFFER) * usually:
             less_s += usual_s * (1 - often / usually)
-    return gap_s > 0 and more_s - less_s >= MIX_EXPLAINS * gap_s and less_s >= LESS_TOO * more_s
+    is_mix, is_more = less_s >= LESS_TOO * more_s, grown_s >= OF_EVERYTHING * all_s
+    # Of the computing alone: what one slow rank costs the others is waiting, and has nothing to do with the mix.
+    grown = sum(seconds for _, seconds in now.values()) - sum(seconds for _, seconds in then.values())
+    explains = more_s - less_s >= max(MIX_EXPLAINS * grown, OTHER_WORK_EFFECT * before_s)
+    return explains and (is_mix or is_more)
 
 
 def _executions(of: Stacked) -> dict[Function, tuple[float, float]]:

@@ -125,6 +125,21 @@ def test_more_of_the_longer_phase_is_not_compared_with_less_of_it(
     assert made.kind == "healthy" and any("other work" in note for note in made.coverage.notes)
 
 
+def test_a_slower_pace_that_other_work_explains_is_no_slowdown_and_one_within_that_work_is() -> None:
+    told = Context(trigger="slowdown", noticed=Turn(80, "slow", 21.0, 61.0), baseline=phases(1.0, 0.0))
+    made = diagnose(phases(0.0, 1.0), told)
+    assert (made.kind, made.iteration.baseline_s) == ("healthy", None)
+    made = diagnose(phases(0.0, 1.2), replace(told, noticed=Turn(80, "slow", 61.0, 73.0)))
+    assert [(f.cause, f.scope) for f in made.findings] == [("unknown", "all")]
+
+
+def test_iterations_with_more_of_everything_are_not_compared_and_those_with_more_of_one_thing_are() -> None:
+    made = diagnose(phases(1.4, 1.4), Context(trigger="manual", baseline=phases(1.0, 1.0)))
+    assert made.kind == "healthy" and any("other work" in note for note in made.coverage.notes)
+    grown = diagnose(phases(1.0, 1.5), Context(trigger="manual", baseline=phases(1.0, 1.0)))
+    assert [(f.scope, f.function and f.function.name) for f in grown.findings] == [("all", "paged_attention")]
+
+
 def test_one_long_step_in_a_window_is_no_level_of_all_ranks() -> None:
     length = [0.1] * 7 + [0.9]
     once = h.Rank(own=[0.09] * 7 + [0.89], length=length, samples=[h.Sample(0.01, 0.09)])

@@ -33,6 +33,18 @@ def test_an_even_job_is_captured_once_and_nothing_is_noticed() -> None:
     assert [d.kind for d in told.diagnoses] == ["healthy"] and not told.triggers
 
 
+def test_a_baseline_of_the_warm_up_is_taken_again_and_not_measured_by_the_first() -> None:
+    def parts(step: int, rank: int) -> list[Part]:
+        tunes = [Part("aten::tune", 1.0)] if step < 60 else []
+        return [*tunes, *series.host_step(0.3)]
+
+    told = series.watched(Plan(num_steps=130, parts=parts, has_device=False), 3)
+    assert [(d.kind, d.window.trigger, d.iteration.baseline_s) for d in told.diagnoses] == [
+        ("healthy", "baseline", None),
+        ("healthy", "baseline", None),
+    ]
+
+
 def test_a_trouble_that_is_over_answers_by_its_verdict() -> None:
     job = stack(h.job([h.Rank()] * 4))
     made = diagnose(job, Context(trigger="slowdown", noticed=Turn(80, "slow", 1.0, 1.5), baseline=job))
