@@ -49,7 +49,11 @@ def launch() -> int:
     first = subprocess.Popen([sys.executable, "-m", "torch.distributed.run", *words])
     while first.poll() is None and not called.exists():
         time.sleep(0.1)
-    torch.distributed.run.main(words)
+    try:
+        torch.distributed.run.main(words)
+    except BaseException:  # told to end: the other launcher is not to outlive us
+        first.terminate()
+        raise
     return first.wait()
 
 
