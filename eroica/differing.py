@@ -139,7 +139,7 @@ def by_handled(look: Look, suspect: Suspect) -> Suspect:
         return suspect  # somebody has left by an exception, and that comes first
     view = handling[min(handling)]
     said = f"{view.handles}{f' at {view.handles_from or view.handles_at}' if view.handles_at else ''}"
-    text = f"{some(handling)}: left its way by {said}; its clean-up then made a call that the others do not make"
+    text = f"{some(handling)}: left its loop by {said}; its clean-up then made a call that the others do not make"
     shown = [f"{some([rank])} deals with {view.handles} at {view.handles_at}" for rank, view in handling.items()]
     evidence = [Evidence(line, "ring", {}) for line in shown[:4]] + [Evidence(suspect.text, "ring", {})]
     function = FunctionName(
