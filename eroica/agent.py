@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import time
 from bisect import bisect_left
 from collections import deque
@@ -44,6 +45,8 @@ from eroica.untrusted import clean
 MOST_SPANS = 512
 MOST_WAITS = 8192
 """Collectives kept of a rank: those of the laps told, where a lap has up to 27."""
+HOST_VARIABLE = "EROICA_HOST"
+"""Names this host where hosts call themselves alike."""
 MOST_HOST = 128
 """Characters of a host's name."""
 MOST_FETCHES = 64
@@ -62,6 +65,11 @@ WRITTEN_S = 60.0
 well, so that they are not laid to the job."""
 RECENT = 16
 """Iterations whose median is told as the pace."""
+
+
+def host_name(environ: Mapping[str, str]) -> str:
+    """Of this host in all reports: as somebody has named it, else its own name."""
+    return clean(environ.get(HOST_VARIABLE, "") or socket.gethostname(), MOST_HOST) or "host"
 
 
 @dataclass(slots=True)
@@ -158,7 +166,7 @@ class Agent:
     def __init__(
         self,
         folder: Path,
-        link: bus.Bus,
+        link: bus.Link,
         *,
         host: str,
         readers: Readers,
@@ -169,6 +177,7 @@ class Agent:
         self.folder = folder
         self._bus = link
         self._host = host
+        self._is_named = bool(os.environ.get(HOST_VARIABLE))
         self._readers = readers
         self._on_demand = on_demand
         self._rings: dict[Path, _Rank] = {}
@@ -234,7 +243,12 @@ class Agent:
         if latest is not None and latest.tail.identity.generation < identity.generation:
             entry.training = latest.training
         else:
-            entry.training = f"{entry.job}.{self._num_starts}"
+            # Whoever takes our place finds the same name, as a rule. A number must do where the parent has gone, or
+            # has run such a training before.
+            ticks = ring.start_ticks(entry.parent) if entry.parent else 0
+            name = f"{entry.job}.{entry.parent}-{ticks}"
+            is_new = ticks > 0 and all(other.training != name for other in self._rings.values())
+            entry.training = name if is_new else f"{entry.job}.{self._num_starts}"
 
     def _choose(self) -> None:
         """Decide which start is watched: the one that was, as long as a rank of it lives, or its own restart."""
@@ -429,13 +443,15 @@ class Agent:
         """Have a capture reduced, with the counters of its time."""
         shift_ns = time.time_ns() - time.monotonic_ns()
         begin_ns, end_ns = (at + shift_ns for at in entry.captures.pop(window, (0, 0)))
-        samples = samples_for(self._recorder, self._sampled_rank(entry), begin_ns, end_ns)
+        samples = samples_for(
+            self._recorder, self._sampled_rank(entry), begin_ns, end_ns, crosses_hosts=self._crosses_hosts()
+        )
         path = capture_path(entry.tail.path.parent, window, rank)
         self._read(
             _Reading(
                 window=window,
                 rank=rank,
-                host=entry.host or self._host,
+                host=self._host_of(entry),
                 history=_history(entry, shift_ns),
                 path=str(path),
                 world_size=entry.words[ring.WORLD_SIZE],
@@ -507,13 +523,19 @@ class Agent:
             step_ends=[(step, at_ns + shift_ns) for step, at_ns in ends.items()],
             per_iteration=entry.watch.steps_per_iteration,
         )
-        samples = samples_for(self._recorder, self._sampled_rank(entry), begin_ns + shift_ns, end_ns + shift_ns)
+        samples = samples_for(
+            self._recorder,
+            self._sampled_rank(entry),
+            begin_ns + shift_ns,
+            end_ns + shift_ns,
+            crosses_hosts=self._crosses_hosts(),
+        )
         target = capture_path(entry.tail.path.parent, answer.window, rank)
         self._read(
             _Reading(
                 window=answer.window,
                 rank=rank,
-                host=entry.host or self._host,
+                host=self._host_of(entry),
                 history=_history(entry, shift_ns),
                 path=str(target),
                 world_size=told.world_size,
@@ -524,6 +546,15 @@ class Agent:
             )
         )
         self._count(answer.window, begin_ns + shift_ns, end_ns + shift_ns)
+
+    def _host_of(self, entry: _Rank) -> str:
+        """As the rank says, unless somebody has given this host a name."""
+        return self._host if self._is_named or not entry.host else entry.host
+
+    def _crosses_hosts(self) -> bool:
+        """The job has ranks elsewhere, as far as ranks know its size."""
+        ranks = self.ranks()
+        return max((entry.words[ring.WORLD_SIZE] for entry in ranks.values()), default=0) > len(ranks)
 
     def _sampled(self) -> list[samplers.Rank]:
         return [self._sampled_rank(entry) for entry in self.ranks().values() if entry.is_alive]
@@ -611,11 +642,12 @@ class Agent:
         self._bus.publish(looked)
 
     def _with_status(self, view: RankView) -> RankView:
-        """`view` with the exit status, if that was seen when the process went."""
+        """`view` under the name that we give this host, and with the exit status, if that was seen when the process
+        went."""
         for entry in self._rings.values():
             if entry.tail.identity.pid == view.pid and entry.exit_status is not None and view.exit_status is None:
-                return replace(view, exit_status=entry.exit_status)
-        return view
+                view = replace(view, exit_status=entry.exit_status)
+        return replace(view, host=self._host) if self._is_named or not view.host else view
 
     def _hint(self, entry: _Rank, window: int, verb: Verb) -> None:
         """Tell a rank that Kineto records it, or no more: it must not end meanwhile without care."""

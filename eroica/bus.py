@@ -179,6 +179,13 @@ class Released:
     host: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """A sentence for whoever watches the job, on each of its hosts."""
+
+    text: str
+
+
 Message: TypeAlias = (
     Standing
     | Noticed
@@ -196,6 +203,7 @@ Message: TypeAlias = (
     | LookCloser
     | Closed
     | Released
+    | Said
 )
 
 TO_COORDINATOR = (
@@ -210,7 +218,7 @@ TO_COORDINATOR = (
     Leaving,
     Silent,
 )
-TO_AGENTS = (Prepare, Commit, Abort, LookCloser, Closed, Released)
+TO_AGENTS = (Prepare, Commit, Abort, LookCloser, Closed, Released, Said)
 
 
 class Link(Protocol):

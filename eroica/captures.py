@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -79,6 +80,17 @@ def _start_tracker() -> None:
 def capture_path(folder: Path, window: int, rank: int) -> Path:
     """The capture of `rank` whose ring lies in `folder`."""
     return folder / "captures" / str(window) / f"rank{rank}.json"
+
+
+def close_captures(folder: Path, window: int, keep: Path | None) -> None:
+    """Delete the captures of a window, of ranks whose rings lie in `folder`, and leave a copy in `keep` if that is
+    named. Raises OSError if they cannot be kept; they are deleted all the same."""
+    source = folder / "captures" / str(window)
+    try:
+        if keep is not None and source.is_dir():
+            shutil.copytree(source, keep, dirs_exist_ok=True)
+    finally:
+        shutil.rmtree(source, ignore_errors=True)
 
 
 def _settle() -> None:

@@ -1,4 +1,4 @@
-"""The command line: `eroica run`, `diagnose`, `show`, `compare`, `doctor` and `demo`.
+"""The command line: `eroica run`, `serve`, `agent`, `diagnose`, `show`, `compare`, `doctor` and `demo`.
 
 It turns arguments into calls, and results and errors into text and exit statuses; no other module prints or exits.
 stdout holds results only; progress and messages go to stderr, progress only on a terminal. What a command needs is
@@ -24,13 +24,18 @@ from eroica import __version__
 from eroica.errors import EroicaError, UserError
 
 if TYPE_CHECKING:
+    from eroica.access import Pass
     from eroica.compare import Side
     from eroica.findings import Detail, Diagnosis
-    from eroica.live import Incident
+    from eroica.investigation import Incident
 
 FORMATS = ("text", "json", "md", "html", "prompt")
 KINDS_FOUND = 3
 """Exit status for --fail-on."""
+_BUS_HELP = (
+    "where the coordinator (eroica serve) is to be reached: a pass that it wrote, or a URL without a secret (default: "
+    "EROICA_COORDINATOR, which may hold one)"
+)
 MAX_SHOWN_BYTES = 256 << 20
 """A diagnosis of a million ranks has some megabytes; what is bigger is another file, or a device without end."""
 
@@ -103,9 +108,61 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="keep the flight rings in DIR/rings-TIME when the job has ended, for eroica show",
     )
+    command.add_argument("--bus", metavar="PASS|URL", default="", help=_BUS_HELP)
     command.add_argument(
         "words", nargs=argparse.REMAINDER, metavar="-- COMMAND...", help="the job, as you would start it yourself"
     )
+
+    command = _command(
+        commands,
+        "serve",
+        _serve,
+        "coordinate the jobs of many hosts: bring the bus along, and diagnose what their agents tell of",
+        "eroica serve --job waves --out incidents/",
+    )
+    command.add_argument(
+        "--out",
+        type=Path,
+        default=Path("eroica-out"),
+        metavar="DIR",
+        help="for the diagnoses, in a folder for each job",
+    )
+    command.add_argument(
+        "--state", type=Path, metavar="DIR", help="for passes and the bus's configuration (default: ~/.eroica/serve)"
+    )
+    command.add_argument(
+        "--job",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="make a pass for this job alone; again for more jobs (default: one pass for all jobs)",
+    )
+    command.add_argument(
+        "--listen",
+        type=_address,
+        default=("127.0.0.1", 0),
+        metavar="HOST[:PORT]",
+        help="where the bus is to be reached (default: this host alone, any free port); off loopback it needs a "
+        "certificate, since whoever can reach it may try to get in",
+    )
+    command.add_argument("--tls-cert", type=Path, metavar="FILE", help="the bus's certificate, PEM")
+    command.add_argument("--tls-key", type=Path, metavar="FILE", help="its key, PEM")
+    command.add_argument(
+        "--tls-ca", type=Path, metavar="FILE", help="what agents are to trust, PEM (default: the certificate itself)"
+    )
+    command.add_argument(
+        "--bus", metavar="PASS|URL", default="", help="use this bus instead, as its coordinator; no secret in a URL"
+    )
+    command.add_argument("--no-baseline", action="store_true", help="do not capture a window after warm-up")
+
+    command = _command(
+        commands,
+        "agent",
+        _agent,
+        "watch the jobs of this host that were not started by eroica run, for a coordinator elsewhere",
+        "EROICA_COORDINATOR=waves.pass eroica agent",
+    )
+    command.add_argument("--bus", metavar="PASS|URL", default="", help=_BUS_HELP)
 
     command = _command(
         commands,
@@ -230,6 +287,14 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":") if text.count(":") == 1 or text.startswith("[") else (text, "", "0")
+    host = host.strip("[]")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no address; write HOST or HOST:PORT")
+    return host, int(port)
+
+
 def _amount(text: str) -> float:
     try:
         value = float(text)
@@ -269,6 +334,9 @@ def _run(options: argparse.Namespace) -> int:
     on_demand = options.capture == "on-demand"
     if on_demand and options.frames == "sampled":
         options.usage("argument --frames: on demand, frames are traced or none: nobody in the process looks at stacks")
+    given, key = _coordinator(options, need=False), ""
+    if given is not None:
+        key = _key(given.job, options)
     frames = Frames[(options.frames or ("traced" if on_demand else "sampled")).upper()]
     plan = Run(
         command=words,
@@ -277,6 +345,8 @@ def _run(options: argparse.Namespace) -> int:
         keep_captures=options.out if options.keep_captures else None,
         keep_rings=options.out / f"rings-{time.strftime('%Y%m%d-%H%M%S')}" if options.keep_rings else None,
         policy=Policy(baseline=not options.no_baseline, frames=frames),
+        coordinator=given,
+        key=key,
     )
     try:
         return run(plan, _teller(options.out), lambda text: _say(f"eroica: {text}"))
@@ -285,12 +355,82 @@ def _run(options: argparse.Namespace) -> int:
         return error.status
 
 
+def _coordinator(options: argparse.Namespace, *, need: bool) -> Pass | None:
+    """The way to the coordinator, by --bus, else by the environment."""
+    from eroica.access import VARIABLE, find_pass
+
+    if "@" in options.bus and "://" in options.bus:
+        options.usage(f"argument --bus: all users of a host can read command lines; put the secret into {VARIABLE}")
+    found = find_pass({**os.environ, VARIABLE: options.bus} if options.bus else os.environ)
+    if found is None and need:
+        options.usage(f"no coordinator; name the pass that eroica serve wrote by --bus or {VARIABLE}")
+    return found
+
+
+def _key(job: str, options: argparse.Namespace) -> str:
+    """Name of the job on the bus: as the pass says, else as the user or the scheduler does."""
+    from eroica.access import ALL_JOBS, JOB_VARIABLE
+    from eroica.probe.place import job_name
+
+    if job not in ("", ALL_JOBS):
+        return job
+    named = options.job or os.environ.get(JOB_VARIABLE, "")
+    if not named and os.environ.get("SLURM_JOB_ID"):
+        named = job_name(os.environ)
+    if not named:
+        options.usage(
+            f"the pass is for all jobs; say which one this is, the same on all hosts, by --job or {JOB_VARIABLE}"
+        )
+    return str(named)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from eroica.broker import Listening
+    from eroica.coordinator import Policy
+    from eroica.serve import Serve, serve
+
+    host, port = options.listen
+    plan = Serve(
+        state=options.state or Path.home() / ".eroica" / "serve",
+        listening=Listening(host=host, port=port, certificate=options.tls_cert, key=options.tls_key, ca=options.tls_ca),
+        jobs=tuple(options.job),
+        coordinator=_coordinator(options, need=False) if options.bus else None,
+        policy=Policy(baseline=not options.no_baseline),
+    )
+    tellers: dict[str, Callable[[Incident], None]] = {}
+
+    def tell(job: str, incident: Incident) -> None:
+        tellers.setdefault(job, _teller(options.out / job))(incident)
+
+    serve(plan, tell, lambda text: _say(f"eroica: {text}"), _told_to_end())
+    return 0
+
+
+def _agent(options: argparse.Namespace) -> int:
+    from eroica.serve import watch_host
+
+    given = _coordinator(options, need=True)
+    assert given is not None
+    watch_host(given, lambda text: _say(f"eroica: {text}"), _told_to_end())
+    return 0
+
+
+def _told_to_end() -> Callable[[], bool]:
+    """Says, from now on, whether a signal has asked us to end."""
+    import signal
+
+    told: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: told.append(number))
+    return lambda: bool(told)
+
+
 def _teller(folder: Path) -> Callable[[Incident], None]:
     """Shows an incident on stderr, since stdout is the job's, and keeps it in `folder`."""
 
     def tell(incident: Incident) -> None:
         from eroica.findings import to_json
-        from eroica.live import history_line
+        from eroica.investigation import history_line
 
         diagnosis = incident.diagnosis
         # A rank alone has no peers: its first window is there to be compared with later.

@@ -2,7 +2,7 @@
 
 A state machine: messages and the time go in, messages and diagnoses come out; it has no clock, thread or socket of its
 own, so a test drives hours of it in milliseconds. One per job. It sees a job through what agents tell (`bus`) and
-never touches a process. Used by `live`.
+never touches a process, on one host or many. Used by `investigation`.
 
 A window, from a slowdown that rank 2 notices at step 117, one step per iteration, 0.1 s each:
 
@@ -13,7 +13,11 @@ A window, from a slowdown that rank 2 notices at step 117, one step per iteratio
     Answered DONE x 4, Summarized x 4
     diagnosis                      stack, localize, diagnose
 
-A rank that answers LATE moves the start further ahead, for all; one that is busy or unable is left out and named.
+A rank that answers LATE moves the start further ahead, for all; one that is busy or unable is left out and named, and
+so are the ranks of a host whose agent is not heard.
+
+Each agent names the training that it watches as it likes, since none knows the others'. When one turns to another
+training, the job does, and the agents that still tell of the former are left aside until they follow.
 """
 
 from __future__ import annotations
@@ -30,16 +34,21 @@ from eroica.bus import (
     Commit,
     CountersRead,
     Died,
+    Ending,
+    Leaving,
     LookCloser,
     Looked,
     Message,
     Noticed,
     Prepare,
+    Released,
+    Silent,
     Standing,
     Summarized,
 )
 from eroica.commands import MOST_START, MOST_STEPS, Frames, State, Unit
 from eroica.degradation import Change, Trigger
+from eroica.errors import DataError
 from eroica.job import format_ranks
 from eroica.pattern import Summary
 from eroica.samplers.evidence import Counted
@@ -190,7 +199,10 @@ class Coordinator:
         on_look: Callable[[Look], bool],
         on_recovered: Callable[[int, Trigger], None],
         policy: Policy | None = None,
+        first_window: int = 1,
     ) -> None:
+        """`first_window`: its number. Whoever may be started anew beside a job that goes on must not begin with the
+        numbers of before: ranks and agents know windows by them."""
         self.policy = policy or Policy()
         self.standings: dict[int, Standing] = {}
         self.window: Window | None = None
@@ -204,7 +216,16 @@ class Coordinator:
         self._on_recovered = on_recovered
         self._wanted: Window | None = None
         self._rest_until_ns = 0
-        self._number = 0
+        self._number = first_window - 1
+        self._turn = 0
+        self._turns: dict[str, tuple[str, int]] = {}
+        """Host -> which training its agent tells of, by its name there, and the how manieth that is."""
+        self._leaving: set[str] = set()
+        """Hosts whose agents would leave."""
+        self._silent: set[str] = set()
+        """Hosts whose agents are not heard."""
+        self._claims: dict[int, str] = {}
+        """Ranks that a second host claims while the first still has them -> that second host."""
         self._generation = 0
         self._training = ""
         self._dead: set[int] = set()
@@ -236,6 +257,12 @@ class Coordinator:
                 self.window.counters[message.host] = message.counters
         elif isinstance(message, Looked):
             self._looked(message, now_ns)
+        elif isinstance(message, Silent):
+            self._miss(message.host, now_ns)
+        elif isinstance(message, Ending):
+            self.is_resting = True
+        elif isinstance(message, Leaving):
+            self._leaving.add(message.host)
 
     def ask(self, now_ns: int, num_iterations: int | None = None) -> None:
         """A person wants a window now."""
@@ -279,6 +306,10 @@ class Coordinator:
             self.has_baseline = True
             self._wanted = self._new_window("baseline", None, None, now_ns)
         self._begin(now_ns)
+        if self._leaving and self.look is None:
+            for host in sorted(self._leaving):
+                self._publish(Released(host=host))
+            self._leaving.clear()
 
     def _was_baseline_early(self) -> bool:
         """The job has become so much faster since that the first window was of its warm-up: one more is due."""
@@ -295,17 +326,78 @@ class Coordinator:
         )
 
     def _stand(self, standing: Standing, now_ns: int) -> None:
-        if standing.training != self._training:
+        if standing.host in self._silent:
+            self._hear(standing.host)
+        turn = self._turn_of(standing)
+        if turn < self._turn:
+            return
+        if turn > self._turn:
+            self._turn = turn
             self._turn_to(standing, now_ns)
         elif standing.generation > self._generation:
             # An elastic restart: counts start at 0, and what was under way is gone with its processes.
             self._generation = standing.generation
             self._forget()
             self._leave(now_ns)
-        if standing.generation == self._generation:
+        if standing.generation == self._generation and not self._is_disputed(standing):
             self.standings[standing.rank] = standing
             if not standing.is_alive and self.window is not None:
                 self._finish_if_complete(now_ns)
+
+    def _turn_of(self, standing: Standing) -> int:
+        """The how manieth training its agent tells of; one that joins joins in what the others are at."""
+        known = self._turns.get(standing.host)
+        if known is not None and known[0] == standing.training:
+            return known[1]
+        if known is not None:
+            turn = known[1] + 1
+        else:
+            turn = self._turn if self._turns or standing.training == self._training else self._turn + 1
+        self._turns[standing.host] = standing.training, turn
+        return turn
+
+    def _is_disputed(self, standing: Standing) -> bool:
+        """Another host has this rank, and it lives there. One of the two agents errs or lies: the first one counts."""
+        other = self.standings.get(standing.rank)
+        if other is None or other.host == standing.host or not other.is_alive or other.host in self._silent:
+            self._claims.pop(standing.rank, None)
+            return False
+        self._claims[standing.rank] = standing.host
+        return True
+
+    def _miss(self, host: str, now_ns: int) -> None:
+        """Its agent is not heard any more: nobody waits for its ranks."""
+        self._silent.add(host)
+        self._leaving.discard(host)
+        window, look = self.window, self.look
+        if window is not None:
+            for rank in window.ranks:
+                if self._is_missed(rank) and rank not in window.summaries:
+                    window.problems.setdefault(rank, self._missed(rank))
+            if window.committed:
+                self._finish_if_complete(now_ns)
+            else:
+                self._commit_if_answered(now_ns)
+        if look is not None and look.due_ns is None and self._hosts() <= look.hosts:
+            self._looked_enough(now_ns)
+
+    def _hear(self, host: str) -> None:
+        """Its agent is back; what its ranks have to give is waited for again."""
+        self._silent.discard(host)
+        if self.window is not None:
+            for rank, problem in list(self.window.problems.items()):
+                if rank in self.standings and self.standings[rank].host == host and problem == self._missed(rank):
+                    del self.window.problems[rank]
+
+    def _is_missed(self, rank: int) -> bool:
+        return rank in self.standings and self.standings[rank].host in self._silent
+
+    def _missed(self, rank: int) -> str:
+        return f"is on {self.standings[rank].host}, whose agent is not heard"
+
+    def _hosts(self) -> set[str]:
+        """Whose agents are heard."""
+        return {standing.host for standing in self.standings.values()} - self._silent
 
     def _turn_to(self, standing: Standing, now_ns: int) -> None:
         """One training has ended, and the command runs another."""
@@ -317,9 +409,11 @@ class Coordinator:
         self.has_baseline = not self.policy.baseline
         self._generation = standing.generation
         self._training = standing.training
+        self.is_resting = False
 
     def _forget(self) -> None:
         self.standings.clear()
+        self._claims.clear()
         self._dead.clear()
         self._is_crash_told = False
         self._events_per_iteration = 0.0
@@ -361,7 +455,15 @@ class Coordinator:
             self._baseline_pace_s = max(s.iteration_s or 0.0 for s in learnt)
             self._baselines_left -= 1
         window.ranks = tuple(sorted(alive))
+        window.problems |= {rank: self._missed(rank) for rank in window.ranks if self._is_missed(rank)}
         self._propose(window, learnt, now_ns)
+        if self._claims:
+            rank, host = min(self._claims.items())
+            told = (
+                f"ranks {format_ranks(self._claims)} are claimed by two hosts (rank {rank} by "
+                f"{self.standings[rank].host} and {host}); those of the first are used",
+            )
+            window.notes = tuple(dict.fromkeys(window.notes + told))
 
     def _propose(self, window: Window, learnt: list[Standing], now_ns: int) -> None:
         policy = self.policy
@@ -435,7 +537,13 @@ class Coordinator:
             if message.state in ENDED and message.state is not State.DONE:
                 window.problems.setdefault(message.rank, _why(window, message.rank))
             self._finish_if_complete(now_ns)
-        elif all(rank in window.answers or not self._lives(rank) for rank in window.ranks):
+        else:
+            self._commit_if_answered(now_ns)
+
+    def _commit_if_answered(self, now_ns: int) -> None:
+        window = self.window
+        assert window is not None
+        if all(rank in window.answers or not self._lives(rank) or self._is_missed(rank) for rank in window.ranks):
             self._commit_or_leave(now_ns, late=False)
 
     def _lives(self, rank: int) -> bool:
@@ -454,7 +562,7 @@ class Coordinator:
             return
         for rank in window.ranks:
             if rank not in window.answers:
-                window.problems[rank] = "did not answer"
+                window.problems.setdefault(rank, "did not answer")
             elif rank not in prepared and rank not in window.problems:  # an agent may have said more
                 window.problems[rank] = _why(window, rank)
         if not prepared:
@@ -475,11 +583,15 @@ class Coordinator:
         window = self.window
         if window is None or message.window != window.number:
             return
-        if message.summary is None:
-            if message.problem:
-                window.problems[message.rank] = message.problem
+        summary, problem = None, message.problem
+        if message.summary is not None:
+            summary, problem = _read(message.summary, message.rank)
+        if summary is None:
+            if problem:
+                window.problems[message.rank] = problem
         else:
-            summary = window.summaries[message.rank] = codec.read_summary(message.summary)
+            window.summaries[message.rank] = summary
+            window.problems.pop(message.rank, None)  # it was late, or not heard for a while
             seen = summary.coverage.num_events / max(summary.num_iterations, 1)
             self._events_per_iteration = max(self._events_per_iteration, seen)
         if message.history is not None:
@@ -565,7 +677,7 @@ class Coordinator:
         look.views |= {view.rank: view for view in message.views}
         look.limit_s = max(look.limit_s, message.limit_s)
         look.notes += message.notes
-        if {s.host for s in self.standings.values()} <= look.hosts:
+        if self._hosts() <= look.hosts:
             self._looked_enough(now_ns)
 
     def _looked_enough(self, now_ns: int) -> None:
@@ -582,6 +694,7 @@ class Coordinator:
         self.look = None
         num = self._again.num if self._again is not None else 0
         self._again = None
+        look.notes += [f"the agent of {host} is not heard" for host in sorted(self._silent)]
         is_explained = self._on_look(look)
         if look.trigger is None:
             self._is_crash_told = is_explained
@@ -596,6 +709,17 @@ def _why(window: Window, rank: int) -> str:
     """Why the rank, which has answered, gives no capture."""
     why = WHY.get(window.answers[rank], "gave an answer that makes no sense")
     return f"{why} ({window.reasons[rank]})" if rank in window.reasons else why
+
+
+def _read(data: bytes, rank: int) -> tuple[Summary | None, str]:
+    """A summary that came from another host, or why it is none."""
+    try:
+        summary = codec.read_summary(data)
+    except DataError as error:
+        return None, f"sent a summary that cannot be read ({error})"
+    if summary.rank != rank:
+        return None, f"sent the summary of rank {summary.rank}"
+    return summary, ""
 
 
 def missing_note(window: Window) -> str:

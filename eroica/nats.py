@@ -24,6 +24,7 @@ from eroica.errors import UserError
 if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
+    from nats.aio.subscription import Subscription
 
 MOST_IN_BYTES = 256 << 20
 """Waiting to be handed on. A coordinator of 100,000 workers gets that in summaries in one window."""
@@ -74,6 +75,13 @@ class NatsCarrier:
         self._takers.append((subject.split("."), take))
         self._loop.call_soon_threadsafe(self._add, subject)
 
+    def unsubscribe(self, subject: str, take: Callable[[str, bytes], None]) -> None:
+        """Have it called no more."""
+        pattern = subject.split(".")
+        self._takers.remove((pattern, take))
+        if not any(other == pattern for other, _ in self._takers):
+            self._loop.call_soon_threadsafe(self._remove, subject)
+
     def send(self, subject: str, data: bytes) -> None:
         """Never waits. Dropped, and counted, while there is no connection or too much waits."""
         with self._lock:
@@ -115,8 +123,14 @@ class NatsCarrier:
             self._loop.close()
 
     def _add(self, subject: str) -> None:
-        self._subjects.append(subject)
-        self._wake.set()
+        if subject not in self._subjects:
+            self._subjects.append(subject)
+            self._wake.set()
+
+    def _remove(self, subject: str) -> None:
+        if subject in self._subjects:
+            self._subjects.remove(subject)
+            self._wake.set()
 
     async def _serve(self) -> None:
         wait_s = LEAST_WAIT_S
@@ -198,16 +212,17 @@ class NatsCarrier:
         self._out.clear()
         with self._lock:
             self._out_bytes = 0
-        num_subscribed = 0
+        subscribed: dict[str, Subscription] = {}
         while not ended.is_set():
             self._wake.clear()
             try:
-                while num_subscribed < len(self._subjects):
-                    await client.subscribe(self._subjects[num_subscribed], cb=self._came)
-                    num_subscribed += 1
+                for subject in [subject for subject in self._subjects if subject not in subscribed]:
+                    subscribed[subject] = await client.subscribe(subject, cb=self._came)
+                for subject in [subject for subject in subscribed if subject not in self._subjects]:
+                    await subscribed.pop(subject).unsubscribe()
                 if not self.is_connected:
                     await client.flush(CONNECT_S)
-                    if num_subscribed < len(self._subjects):
+                    if subscribed.keys() != set(self._subjects):
                         continue
                     self.is_connected = True
                     self.num_connects += 1

@@ -60,6 +60,9 @@ class Carrier(Protocol):
     def subscribe(self, subject: str, take: Callable[[str, bytes], None]) -> None:
         """Have `take` called, within `deliver`, with subject and bytes of what comes; "*" is any one word."""
 
+    def unsubscribe(self, subject: str, take: Callable[[str, bytes], None]) -> None:
+        """Have it called no more."""
+
     def send(self, subject: str, data: bytes) -> None:
         """Never waits and never raises."""
 
@@ -130,8 +133,9 @@ class AgentLink:
         self._num_connects = 0
         self._has_said_dropped = False
         self._must_answer = True
-        carrier.subscribe(f"eroica.{self.job}.down", self._take)
-        carrier.subscribe(f"eroica.{self.job}.to.{self.session}", self._take)
+        self._subjects = (f"eroica.{self.job}.down", f"eroica.{self.job}.to.{self.session}")
+        for subject in self._subjects:
+            carrier.subscribe(subject, self._take)
 
     def subscribe(self, kinds: tuple[type, ...], take: Callable[[Message], None]) -> None:
         """Have `take` called with each message of these kinds that the coordinator sends."""
@@ -172,6 +176,11 @@ class AgentLink:
         if loose or self._must_answer or now_ns - self._beat_ns >= BEAT_NS:
             for chunk in _chunks(loose):
                 self._send(self._outbox.last + 1, [], chunk, now_ns)
+
+    def leave(self) -> None:
+        """Hear and say nothing more."""
+        for subject in self._subjects:
+            self._carrier.unsubscribe(subject, self._take)
 
     @property
     def is_heard(self) -> bool:

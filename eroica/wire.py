@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
-from typing import Any
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, get_type_hints
 
 import msgspec
 
@@ -23,6 +23,7 @@ from eroica.background import History, Lap, Span
 from eroica.bus import Message
 from eroica.codec import MAX_LEDGER_BYTES, MAX_PATTERN_BYTES
 from eroica.commands import MOST_START, MOST_STEPS
+from eroica.degradation import Trigger
 from eroica.errors import DataError
 from eroica.samplers.evidence import parse_counted
 
@@ -38,6 +39,8 @@ MOST_NAME = 255
 """Characters of the name of a host."""
 MOST_WINDOW = (1 << 16) - 1
 MOST_RANK = (1 << 24) - 1
+MOST_TEXT = 4_096
+"""Characters of a sentence."""
 MOST_RECORDS = 4_096
 """Laps, spans, views or notes in one message: an agent sends some hundreds."""
 MOST_COUNT = 1 << 62
@@ -65,16 +68,31 @@ class Frame(msgspec.Struct, array_like=True, frozen=True):
     """The same without numbers: the newest of its kind is all that matters."""
 
 
+def _row(record: type) -> type[msgspec.Struct]:
+    """A record as a row without the names of its fields: a summary comes with some hundred laps and spans. Rows of a
+    newer version may be longer, of an older one shorter."""
+    hints = get_type_hints(record)
+    columns: list[tuple[str, Any] | tuple[str, Any, Any]] = [
+        (one.name, hints[one.name]) if one.default is MISSING else (one.name, hints[one.name], one.default)
+        for one in fields(record)
+    ]
+    return msgspec.defstruct(f"_{record.__name__}", columns, array_like=True)
+
+
+_Lap, _Span = _row(Lap), _row(Span)
+
+
 class _Summarized(msgspec.Struct, array_like=True):
-    """Columns instead of field names: a summary comes with some hundred laps and spans."""
+    """`bus.Summarized`, with rows."""
 
     window: int
     rank: int
     summary: bytes | None
     problem: str
-    laps: list[tuple[int, int, int, str]] | None
-    spans: list[tuple[str, int, int, int]]
+    laps: list[_Lap] | None  # type: ignore[valid-type]
+    spans: list[_Span]  # type: ignore[valid-type]
     environment: dict[str, Any]
+    changes: list[Trigger] = []
 
 
 _KINDS: dict[str, type] = {kind.__name__: kind for kind in (*bus.TO_COORDINATOR, *bus.TO_AGENTS) if kind != bus.Silent}
@@ -120,9 +138,10 @@ def write_message(message: Message) -> tuple[str, bytes]:
             rank=message.rank,
             summary=message.summary,
             problem=message.problem,
-            laps=[(lap.step, lap.start_ns, lap.duration_ns, lap.pause) for lap in told.laps] if told else None,
-            spans=[(span.name, span.step, span.start_ns, span.duration_ns) for span in told.spans] if told else [],
+            laps=[_Lap(*_values(lap)) for lap in told.laps] if told else None,
+            spans=[_Span(*_values(span)) for span in told.spans] if told else [],
             environment=dict(told.environment) if told else {},
+            changes=list(told.changes) if told else [],
         )
     try:
         data = _encode(plain)
@@ -132,6 +151,10 @@ def write_message(message: Message) -> tuple[str, bytes]:
     if len(data) > MOST_MESSAGE_BYTES:
         raise DataError(f"{type(message).__name__} takes {len(data):,} bytes; the most is {MOST_MESSAGE_BYTES:,}")
     return type(message).__name__, data
+
+
+def _values(record: Lap | Span) -> list[Any]:
+    return [getattr(record, one.name) for one in fields(record)]
 
 
 def _told(value: object) -> object:
@@ -178,9 +201,10 @@ def _summarized(plain: _Summarized) -> bus.Summarized:
     history = None
     if plain.laps is not None:
         history = History(
-            laps=tuple(Lap(*lap) for lap in plain.laps),
-            spans=tuple(Span(*span) for span in plain.spans),
+            laps=tuple(Lap(*msgspec.structs.astuple(lap)) for lap in plain.laps),
+            spans=tuple(Span(*msgspec.structs.astuple(span)) for span in plain.spans),
             environment=plain.environment,
+            changes=tuple(plain.changes),
         )
     return bus.Summarized(
         window=plain.window, rank=plain.rank, summary=plain.summary, problem=plain.problem, history=history
@@ -207,7 +231,9 @@ def _pace_fits(message: bus.Standing) -> bool:
 
 def _history_fits(message: bus.Summarized) -> bool:
     history = message.history
-    return history is None or max(len(history.laps), len(history.spans), len(history.environment)) <= MOST_RECORDS
+    return history is None or all(
+        len(part) <= MOST_RECORDS for part in (history.laps, history.spans, history.environment, history.changes)
+    )
 
 
 def _trigger_fits(message: bus.Noticed) -> bool:
@@ -237,6 +263,7 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
     "summary": lambda message: message.summary is None or len(message.summary) <= MOST_SUMMARY_BYTES,
     "history": _history_fits,
     "views": lambda message: _short("views")(message) and all(0 <= v.rank <= MOST_RANK for v in message.views),
+    "text": lambda message: len(message.text) <= MOST_TEXT,
     "notes": _short("notes"),
     "counters": _short("counters"),
 }

@@ -2,8 +2,8 @@
 
 `watched` lets every rank's flight records go through `marks.Watch`, what is noticed through the bus to the real
 `Coordinator`, and answers its commands as ranks would: the steps of a window are written as Kineto writes them, read
-and summarized by `captures`, and judged by `live.judge`. Only the clock, the processes and the agent's files are made
-up, and hours of a job pass in seconds. Used by synthetic cases of the catalogue.
+and summarized by `captures`, and judged by `investigation.judge`. Only the clock, the processes and the agent's files
+are made up, and hours of a job pass in seconds. Used by synthetic cases of the catalogue.
 
 A step is a list of parts per rank. Between two meetings each rank goes on by itself; at a meeting all wait for the
 last. On a job with devices, device parts are launched ahead and run in order on one stream, and the host waits for the
@@ -28,7 +28,7 @@ from eroica.commands import State
 from eroica.coordinator import Coordinator, Look, Policy, Window
 from eroica.degradation import Trigger
 from eroica.findings import Diagnosis
-from eroica.live import judge
+from eroica.investigation import judge
 from eroica.marks import HOLD_NS, Watch
 from eroica.pattern import Stacked
 from eroica.ring import Record

@@ -71,6 +71,9 @@ class NetworkCarrier:
     def subscribe(self, subject: str, take: Callable[[str, bytes], None]) -> None:
         self._takers.append((subject.split("."), take))
 
+    def unsubscribe(self, subject: str, take: Callable[[str, bytes], None]) -> None:
+        self._takers.remove((subject.split("."), take))
+
     def send(self, subject: str, data: bytes) -> None:
         self._network.send(subject, data)
 

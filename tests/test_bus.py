@@ -73,6 +73,7 @@ def all_messages() -> list[bus.Message]:
         laps=(Lap(5, 10**18, 10**8, ""), Lap(6, 10**18 + 1, 10**8, "save")),
         spans=(Span("gc", 5, 10**18, 4),),
         environment={"torch": "2.13", "threads": {"omp": 1}},
+        changes=(Trigger(Change.SLOW, 10**12, 0, 90, 90, 10**8, 12 * 10**7, 0.2),),
     )
     view = RankView(rank=3, host="a", threads=(Thread("main", (Frame("f", "/x.py", 3),), is_main=True),), silent_s=3.5)
     return [
@@ -96,6 +97,7 @@ def all_messages() -> list[bus.Message]:
         bus.LookCloser(look=4),
         bus.Closed(window=3, diagnosis="abc"),
         bus.Released(host="a"),
+        bus.Said(text="rank 2 is slow"),
     ]
 
 
@@ -209,7 +211,7 @@ def test_a_network_may_lose_double_and_reorder_and_nothing_is_lost_or_told_twice
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.binary(max_size=400), st.integers(0, 15), st.integers(0, 400))
+@given(st.binary(max_size=400), st.integers(0, 16), st.integers(0, 400))
 def test_bytes_that_are_no_frame_or_a_damaged_one_are_refused_or_read_and_never_raise_anything_else(
     noise: bytes, which: int, at: int
 ) -> None:

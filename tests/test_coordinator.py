@@ -8,7 +8,22 @@ import pytest
 
 from eroica import bus
 from eroica.background import History, Lap
-from eroica.bus import Abort, Answered, Commit, Died, LookCloser, Looked, Noticed, Prepare, Standing, Summarized
+from eroica.bus import (
+    Abort,
+    Answered,
+    Commit,
+    Died,
+    Ending,
+    Leaving,
+    LookCloser,
+    Looked,
+    Noticed,
+    Prepare,
+    Released,
+    Silent,
+    Standing,
+    Summarized,
+)
 from eroica.codec import write_summary
 from eroica.commands import Frames, State, Unit
 from eroica.coordinator import Coordinator, Look, Policy, Window, missing_note
@@ -555,7 +570,7 @@ def test_a_death_without_an_explanation_does_not_hide_the_next() -> None:
 
 
 def test_a_host_that_does_not_answer_is_not_waited_for_forever() -> None:
-    job = Job()
+    job = Job(num_ranks=3)
     job.stand(50)
     job.tell(job.standing(3, 50, host="b"))
     job.tell(Died(rank=3, pid=7))
@@ -641,3 +656,115 @@ def test_a_silence_that_cannot_be_explained_is_looked_at_again_later_and_later_u
     job.tell(Noticed(rank=2, trigger=trigger))
     job.pass_time(1000)
     assert len(job.looks) == 6 and job.coordinator.look is None
+
+
+def test_nobody_waits_for_the_ranks_of_a_host_whose_agent_is_not_heard_and_they_are_named() -> None:
+    job = Job(num_ranks=3)
+    job.stand(50)
+    job.tell(job.standing(3, 50, host="b"))
+    job.notice()
+    job.answer(State.PREPARED)
+    assert job.count_of(Commit) == 0
+    job.tell(Silent(host="b"))
+    assert job.count_of(Commit) == 1
+    job.summarize()
+    (window,) = job.windows
+    assert missing_note(window) == "rank 3 is on b, whose agent is not heard"
+
+
+def test_a_host_that_is_silent_before_the_window_is_asked_all_the_same_and_used_if_it_comes_back() -> None:
+    job = Job(num_ranks=3)
+    job.stand(50)
+    job.tell(job.standing(3, 50, host="b"))
+    job.tell(Silent(host="b"))
+    job.notice()
+    job.tell(job.standing(3, 51, host="b"))
+    job.answer(State.PREPARED, range(4))
+    job.summarize(range(4))
+    assert sorted(job.windows[0].summaries) == [0, 1, 2, 3] and missing_note(job.windows[0]) == ""
+
+
+def test_a_look_goes_on_without_a_host_that_is_lost_meanwhile_and_says_so() -> None:
+    job = Job(num_ranks=3)
+    job.stand(50)
+    job.tell(job.standing(3, 50, host="b"))
+    job.tell(Died(rank=1, pid=7))
+    job.tell(Looked(look=1, host="a", views=()))
+    job.tell(Silent(host="b"))
+    (look,) = job.looks
+    assert look.notes == ["the agent of b is not heard"]
+
+
+def test_agents_name_trainings_as_they_like_and_the_job_turns_once_when_they_turn_one_after_the_other() -> None:
+    job = Job(num_ranks=1, policy=Policy())
+    for host, name in (("a", "x.1"), ("b", "y.7")):
+        job.tell(job.standing(0 if host == "a" else 1, 30, host=host, training=name, world_size=2))
+    job.pass_time(1)
+    assert job.prepared.window == 1 and job.coordinator.window is not None
+    assert job.coordinator.window.ranks == (0, 1)
+    job.tell(job.standing(0, 5, host="a", training="x.2", world_size=2))
+    job.tell(job.standing(1, 31, host="b", training="y.7", world_size=2))
+    assert sorted(job.coordinator.standings) == [0]
+    job.tell(job.standing(1, 5, host="b", training="y.8", world_size=2))
+    job.tell(job.standing(0, 30, host="a", training="x.2", world_size=2))
+    job.tell(job.standing(1, 30, host="b", training="y.8", world_size=2))
+    job.pass_time(1)
+    assert job.count_of(Prepare) == 2 and job.coordinator.window.ranks == (0, 1)
+
+
+def test_a_rank_that_two_hosts_claim_is_the_first_ones_and_that_is_told() -> None:
+    job = Job(num_ranks=2)
+    job.stand(50)
+    job.tell(job.standing(1, 900, host="evil"))
+    job.notice()
+    job.answer(State.PREPARED)
+    job.summarize()
+    assert job.prepared.start < 100
+    assert job.windows[0].notes == (
+        "ranks 1 are claimed by two hosts (rank 1 by a and evil); those of the first are used",
+    )
+
+
+def test_a_summary_that_is_none_or_of_another_rank_is_a_problem_of_who_sent_it() -> None:
+    job = Job(num_ranks=3)
+    job.stand(50)
+    job.notice()
+    job.answer(State.PREPARED)
+    job.summarize([0])
+    for rank, data in ((1, b"nonsense"), (2, write_summary(summary(0, Rank())))):
+        job.tell(Summarized(window=job.prepared.window, rank=rank, summary=data))
+    (window,) = job.windows
+    assert list(window.summaries) == [0] and "cannot be read" in window.problems[1]
+    assert window.problems[2] == "sent the summary of rank 0"
+
+
+def test_an_agent_that_would_leave_is_let_go_once_nothing_is_looked_at() -> None:
+    job = Job(num_ranks=2)
+    job.stand(50)
+    job.tell(Died(rank=1, pid=7))
+    job.tell(Leaving(host="a"))
+    job.pass_time(0.1)
+    assert job.count_of(Released) == 0
+    job.tell(Looked(look=1, host="a", views=()))
+    job.pass_time(0.1)
+    assert [message for message in job.sent if isinstance(message, Released)] == [Released(host="a")]
+
+
+def test_a_job_that_is_told_to_end_on_any_host_is_left_in_peace() -> None:
+    job = Job()
+    job.stand(50)
+    job.tell(Ending(host="b"))
+    job.tell(Died(rank=3, pid=1))
+    job.notice()
+    assert not job.sent
+
+
+def test_windows_are_numbered_from_where_a_coordinator_that_starts_anew_says() -> None:
+    sent: list[bus.Message] = []
+    coordinator = Coordinator(
+        sent.append, lambda window: None, lambda look: True, lambda rank, trigger: None, first_window=65_535
+    )
+    job = Job(num_ranks=1)
+    coordinator.handle(job.standing(0, 50), 0)
+    coordinator.ask(0)
+    assert isinstance(sent[0], Prepare) and sent[0].window == 65_535

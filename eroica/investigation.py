@@ -1,0 +1,324 @@
+"""One job's investigation: what its coordinator finds out becomes diagnoses, and those are told.
+
+Windows and looks that are complete go through the offline path's own functions, with what the job adds to them
+(`context_of`); what is told when, and what is left untold, is decided here, once for all ways to run. It has no clock
+and no loop: who has (`live` for one host, `serve` for many) hands it the time. Used by both.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from eroica import __version__, bus, hang
+from eroica.background import context_of
+from eroica.commands import Frames
+from eroica.coordinator import GONE, Coordinator, Look, Policy, Window, missing_note
+from eroica.degradation import Change, Limits, Trigger
+from eroica.diagnosis import diagnose_in_detail
+from eroica.findings import Detail, Diagnosis, Verdict, to_json
+from eroica.gone import ENDED_BY_OTHERS, is_follower
+from eroica.job import format_ranks, parse_ranks
+from eroica.pace import EFFECT
+from eroica.pattern import Stacked, stack
+from eroica.wires import Wires
+
+FOR_GOOD = ("deadlock", "collective_mismatch", "exception", "dead_worker", "startup_network", "configuration")
+"""Causes of a standstill that do not pass. A rank that merely has not come may still compile, load or start."""
+COMPUTES_S = 120.0
+"""Silence of ranks that wait for nobody, from which on it is told: a person would not look sooner, either."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """One diagnosis, as it was made."""
+
+    diagnosis: Diagnosis
+    detail: Detail | None
+    window: int | None
+    """Number of the window; None without one."""
+
+
+class Investigation:
+    """See the module."""
+
+    def __init__(
+        self,
+        link: bus.Link,
+        *,
+        job: str,
+        policy: Policy,
+        clock: Callable[[], int],
+        tell: Callable[[Incident], None],
+        say: Callable[[str], None],
+        may_size: bool = True,
+        first_window: int = 1,
+    ) -> None:
+        """`tell` gets each incident, `say` a sentence now and then. `may_size`: ranks can capture the sizes of
+        operators. `first_window`: see `Coordinator`."""
+        self.coordinator = Coordinator(
+            link.publish, self._on_window, self._on_look, self._on_recovered, policy, first_window
+        )
+        self.num_troubles = 0
+        self._link = link
+        self._job = job
+        self._tell = tell
+        self._say = say
+        self._clock = clock
+        self._may_size = may_size
+        self._baseline: Stacked | None = None
+        self._wires: Wires | None = None
+        """Connections and cards in the window of the baseline."""
+        self._training = ""
+        """Whose the baseline is."""
+        self._said: set[str] = set()
+        self._held: tuple[Judged, Window] | None = None
+        """What a window showed, until another one with the sizes of operators is there."""
+        self._paused: Verdict | None = None
+        self._told_changes: set[Change] = set()
+        """Of pace, that a diagnosis was told of and that have not ended."""
+        self._recovered: dict[Change, dict[int, int]] = {}
+        """What has ended in this round, and the nanoseconds that each rank shows for it."""
+        link.subscribe(bus.TO_COORDINATOR, lambda message: self.coordinator.handle(message, clock()))
+
+    def tick(self, now_ns: int) -> None:
+        """Let time pass; to be called each round, after messages were delivered."""
+        self.coordinator.tick(now_ns)
+        self._say_recovered()
+        if self._held is not None and not any(s.is_alive for s in self.coordinator.standings.values()):
+            self._say_held()  # nobody is left to tell sizes
+
+    def finish(self) -> None:
+        """Nothing more will come: tell what was held back."""
+        self._say_held()
+
+    def _on_window(self, window: Window) -> None:
+        if not window.summaries and not window.histories:
+            self._say_nothing_came(window)
+            return
+        if window.training != self._training:
+            self._baseline, self._wires, self._training = None, None, window.training
+        judged = judge(window, self._baseline, job=self._job, created=_now(), wires=self._wires)
+        if not window.summaries and judged.diagnosis.kind == "no_data":
+            self._say_nothing_came(window)
+            return
+        is_sized = window.frames is Frames.SIZED
+        if not is_sized:
+            self._say_held()  # the window with sizes was given up for this one
+        if window.trigger == "baseline" and window.summaries and not is_sized:
+            self._baseline, self._wires = judged.stacked, judged.wires
+        number = str(to_json(judged.diagnosis)["id"]) if judged.is_news else ""
+        self._link.publish(bus.Closed(window=window.number, diagnosis=number))
+        if is_sized and (not judged.is_news or judged.diagnosis.kind in ("healthy", "no_data")):
+            self._say_held()
+        elif judged.is_news:
+            self._held = None
+            if self._asks_for_sizes(window, judged):
+                self._held = judged, window
+            else:
+                self._report(judged.diagnosis, judged.detail, window.cause, window.number)
+
+    def _asks_for_sizes(self, window: Window, judged: Judged) -> bool:
+        """What moves over the ranks may follow what they are given. Sizes cost, so they are asked for only then."""
+        if not self._may_size or not _depends_on_sizes(judged.diagnosis):
+            return False
+        return self.coordinator.ask_for_sizes(window, self._clock())
+
+    def _say_held(self) -> None:
+        """Sizes have told nothing more, or did not come."""
+        held, self._held = self._held, None
+        if held is not None:
+            judged, window = held
+            self._report(judged.diagnosis, judged.detail, window.cause, window.number)
+
+    def _say_nothing_came(self, window: Window) -> None:
+        """No rank captured, and their records explain nothing by themselves."""
+        self._say_held()
+        standings = self.coordinator.standings
+        if not self.coordinator.is_resting and any(r in standings and standings[r].is_alive for r in window.ranks):
+            self._say_once(f"a capture gave nothing: {missing_note(window)}")
+        self._link.publish(bus.Closed(window=window.number))
+
+    def _on_look(self, look: Look) -> bool:
+        if look.trigger is None and _were_ended(look):
+            return False
+        world_size = max((s.world_size for s in self.coordinator.standings.values()), default=0)
+        diagnosis = hang.explain(
+            list(look.views.values()),
+            world_size=world_size,
+            job=self._job,
+            created=_now(),
+            version=__version__,
+            limit_s=look.limit_s or hang.LIMIT_S,
+            notes=look.notes,
+        )
+        if diagnosis is None:
+            return False
+        if _may_compute(diagnosis, look) or _may_pass(diagnosis, look):
+            return False
+        if diagnosis.kind == "paused":
+            # It may become a hang: it is looked at again, and told again only if it has changed.
+            if self._paused != diagnosis.verdict:
+                self._paused = diagnosis.verdict
+                self._report(diagnosis, None, look.trigger, None)
+            return False
+        self._report(diagnosis, None, look.trigger, None)
+        return True
+
+    def _on_recovered(self, rank: int, trigger: Trigger) -> None:
+        if trigger.ended in self._told_changes:
+            self._recovered.setdefault(trigger.ended, {})[rank] = trigger.observed_ns
+
+    def _say_recovered(self) -> None:
+        """Who recovered in this round, of what was told."""
+        for change, ranks in self._recovered.items():
+            self._told_changes.discard(change)
+            who = f"rank{'s' if len(ranks) > 1 else ''} {format_ranks(ranks)} {'are' if len(ranks) > 1 else 'is'}"
+            if change in (Change.STALLED, Change.QUIET):
+                self._say(f"{who} going on, after {max(ranks.values()) / 1e9:.0f} s")
+            else:
+                what = "back at the usual pace" if change is Change.SLOW else "without slow iterations"
+                self._say(f"{who} {what}: {max(ranks.values()) / 1e6:.1f} ms per iteration")
+        self._recovered.clear()
+
+    def _report(self, diagnosis: Diagnosis, detail: Detail | None, cause: Trigger | None, window: int | None) -> None:
+        if diagnosis.kind not in ("healthy", "no_data", "recovered"):
+            self.num_troubles += 1
+            if cause is not None:
+                self._told_changes.add(cause.change)
+        self._tell(
+            Incident(
+                diagnosis=diagnosis,
+                detail=detail,
+                window=window,
+            )
+        )
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._say(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A window, diagnosed."""
+
+    diagnosis: Diagnosis
+    detail: Detail
+    stacked: Stacked
+    wires: Wires | None
+    is_news: bool
+    """Somebody is to be told."""
+
+
+def judge(window: Window, baseline: Stacked | None, *, job: str, created: str, wires: Wires | None = None) -> Judged:
+    """The diagnosis of a window that has summaries, and whether it is told. `wires`: those of the baseline's window."""
+    stacked = stack(list(window.summaries.values()))
+    context = replace(
+        context_of(
+            window.histories,
+            window.counters,
+            window.problems,
+            window.cause,
+            range(window.start, window.start + window.num_steps),
+        ),
+        job=job,
+        created=created,
+        version=__version__,
+        trigger=window.trigger,
+        # A second window in search of the healthy level is not measured by the first, which is taken for no such level.
+        baseline=baseline if window.trigger != "baseline" else None,
+        wires_before=wires,
+        notes=window.notes,
+    )
+    diagnosis, detail = diagnose_in_detail(stacked, context)
+    is_cut = diagnosis.kind == "no_data" and (window.trigger == "baseline" or GONE in window.problems.values())
+    is_nothing = is_cut or (window.cause is not None and diagnosis.kind == "healthy" and _is_back(diagnosis))
+    # Nobody asked for the first window. What it shows is told if it costs as much as a slowdown would have to.
+    is_nothing = is_nothing or (window.trigger == "baseline" and 0 < _cost(diagnosis) < EFFECT)
+    return Judged(diagnosis, detail, stacked, context.wires, not is_nothing)
+
+
+_BY_SIZE = frozenset({"sync_amplification", "host_python", "unknown"})
+"""Causes of what moves over the ranks that may be uneven work, as long as sizes are not known. Kernels tell theirs."""
+
+
+def _depends_on_sizes(diagnosis: Diagnosis) -> bool:
+    return any(finding.scope == "rotating" and finding.cause in _BY_SIZE for finding in diagnosis.findings)
+
+
+def _cost(diagnosis: Diagnosis) -> float:
+    """The dearest finding's share of the iteration; infinite where one has no price, 0 without findings."""
+    return max((math.inf if f.impact.share is None else f.impact.share for f in diagnosis.findings), default=0.0)
+
+
+def _is_back(diagnosis: Diagnosis) -> bool:
+    """What was noticed had passed before the window began."""
+    iteration = diagnosis.iteration
+    return iteration.slowdown is not None and iteration.slowdown < 1 + EFFECT
+
+
+def _may_compute(diagnosis: Diagnosis, look: Look) -> bool:
+    """All are busy with something of their own, of which nothing is known but that it lasts: an evaluation of data in
+    memory, a search, a sleep. That alone is no hang before `COMPUTES_S`."""
+    if (diagnosis.kind, diagnosis.verdict.scope, diagnosis.verdict.cause) != ("hang", "all", "unknown"):
+        return False
+    return min((view.silent_s or 0.0 for view in look.views.values()), default=0.0) < COMPUTES_S
+
+
+def _may_pass(diagnosis: Diagnosis, look: Look) -> bool:
+    """Before the first step ranks load, read and compile for as long as that takes, and so do evaluations and saves.
+    What waiting does not mend is told early, all else when its own limit is over."""
+    trigger, verdict = look.trigger, diagnosis.verdict
+    if trigger is None or diagnosis.kind == "crash":
+        return False
+    if verdict.cause in FOR_GOOD and verdict.confidence in ("established", "supported"):
+        return False
+    silences = [view.silent_s for view in look.views.values() if view.silent_s is not None]
+    is_early = trigger.is_opening and min(silences, default=0.0) < Limits().start_ns / 1e9
+    return is_early or trigger.change is Change.QUIET
+
+
+def _were_ended(look: Look) -> bool:
+    """Somebody has ended the ranks, or is about to: not one of them died of anything but a signal to end.
+
+    A launcher that ends its ranks waits for each, so that they are gone before anybody sees how. One that dies of
+    itself is seen, since its launcher looks at it ten times a second. If the rest lives on, and waits, that is a hang.
+    """
+    views = list(look.views.values())
+    dead = [view for view in views if view.state == "died" and not view.exception]
+    if not dead or any(view.exception and not is_follower(view) for view in views):
+        return False
+    return all(view.exit_status in ENDED_BY_OTHERS for view in dead) or (
+        len(dead) == len(views) > 1 and all(view.exit_status in (None, *ENDED_BY_OTHERS) for view in dead)
+    )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def history_line(incident: Incident, files: Sequence[str]) -> str:
+    """One line of OUT/incidents.jsonl."""
+    diagnosis = incident.diagnosis
+    verdict = diagnosis.verdict
+    return json.dumps(
+        {
+            "created": diagnosis.created,
+            "id": to_json(diagnosis)["id"],
+            "job": diagnosis.job,
+            "kind": diagnosis.kind,
+            "trigger": diagnosis.window.trigger,
+            "scope": verdict.scope,
+            "cause": verdict.cause,
+            "ranks": verdict.ranks,
+            "num_ranks": len(parse_ranks(verdict.ranks)),
+            "confidence": verdict.confidence,
+            "summary": verdict.summary,
+            "files": list(files),
+        }
+    )

@@ -1,0 +1,245 @@
+"""`eroica serve` and `eroica agent`: a coordinator for the jobs of many hosts, and the agent of one host for its jobs.
+
+The coordinator holds one investigation per job and knows of jobs by what their agents tell; a job appears with its
+first word and is forgotten when its agents have been away for long. It brings the bus along (`broker`) unless an
+operator's is named. The agent looks after every job of this user whose ranks arm themselves without `eroica run`, and
+lets go of those that `eroica run` watches already, whose folders say so by their names. Training notices neither, and
+goes on when either dies. Both are loops in one thread, with the bus in another (`nats`).
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import select
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from eroica import bus, ring
+from eroica.access import ALL_JOBS, Pass
+from eroica.agent import Agent, host_name
+from eroica.broker import Broker, Listening
+from eroica.captures import Readers, close_captures
+from eroica.coordinator import Policy
+from eroica.errors import EroicaError, UnavailableError
+from eroica.investigation import Incident, Investigation
+from eroica.nats import NatsCarrier
+from eroica.probe.place import user_folder
+from eroica.probe.workspace import has_living
+from eroica.relay import AgentLink, CoordinatorLink, Reception, job_key
+from eroica.wire import MOST_WINDOW
+
+ROUND_S = 0.1
+"""A round at least so often; one also begins when something has come."""
+OVER_BUS_S = 0.5
+"""A command needs so much longer than on one host: where ranks stand is told five times a second, and once more for the
+way."""
+FORGET_S = 900.0
+"""A job whose agents are all away for so long is over."""
+SCAN_S = 2.0
+"""Between looks for new jobs on a host."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serve:
+    """What to coordinate and how."""
+
+    state: Path
+    """Folder of this user alone, for passes and the configuration of the bus; outlives us."""
+    listening: Listening = field(default_factory=Listening)
+    jobs: tuple[str, ...] = ()
+    """For each a pass is made; none: one for all jobs."""
+    coordinator: Pass | None = None
+    """The coordinator's pass to a bus that is there already; None: we bring one along."""
+    policy: Policy = field(default_factory=Policy)
+
+
+def far(policy: Policy) -> Policy:
+    """The same where commands travel."""
+    return replace(policy, lead_s=policy.lead_s + OVER_BUS_S)
+
+
+class Coordinators:
+    """The investigations of all jobs, at one bus."""
+
+    def __init__(
+        self,
+        carrier: NatsCarrier,
+        policy: Policy,
+        tell: Callable[[str, Incident], None],
+        say: Callable[[str], None],
+    ) -> None:
+        """`tell` gets the job's name and each incident of it."""
+        self._carrier = carrier
+        self._policy = far(policy)
+        self._tell = tell
+        self._say = say
+        self.jobs: dict[str, Investigation] = {}
+        self._seen_s: dict[str, float] = {}
+        self._reception = Reception(carrier, self._begin, clock=time.monotonic_ns, say=say)
+
+    def look(self) -> None:
+        """One round."""
+        self._reception.deliver()
+        now_ns = time.monotonic_ns()
+        for job, investigation in list(self.jobs.items()):
+            investigation.tick(now_ns)
+            link = self._reception.links[job]
+            link.deliver()
+            if any(link.hosts.values()):
+                self._seen_s[job] = now_ns / 1e9
+            elif now_ns / 1e9 - self._seen_s[job] > FORGET_S:
+                self._reception.forget(job)
+                del self.jobs[job], self._seen_s[job]
+                self._say(f"job {job} is over: no agent of it has been heard for {FORGET_S:.0f} s")
+
+    def _begin(self, link: CoordinatorLink) -> None:
+        job = link.job
+        self._say(f"job {job} has an agent")
+
+        def tell(incident: Incident) -> None:
+            self._tell(job, incident)
+            if incident.diagnosis.kind not in ("healthy", "no_data"):
+                link.publish(bus.Said(text=incident.diagnosis.verdict.summary))
+
+        def say(text: str) -> None:
+            self._say(f"job {job}: {text}")
+            link.publish(bus.Said(text=text))
+
+        self._seen_s[job] = time.monotonic()
+        self.jobs[job] = Investigation(
+            link,
+            job=job,
+            policy=self._policy,
+            clock=time.monotonic_ns,
+            tell=tell,
+            say=say,
+            # Ranks and agents that have outlived another coordinator know its numbers.
+            first_window=1 + secrets.randbelow(MOST_WINDOW),
+        )
+
+
+def serve(
+    plan: Serve,
+    tell: Callable[[str, Incident], None],
+    say: Callable[[str], None],
+    is_over: Callable[[], bool],
+) -> None:
+    """Coordinate until `is_over`, which is asked each round. Raises EroicaError if there is no bus to begin with."""
+    with ExitStack() as opened:
+        broker: Broker | None = None
+        given = plan.coordinator
+        if given is None:
+            broker = Broker(plan.state, plan.listening, plan.jobs)
+            opened.callback(broker.close)
+            given = broker.own
+            for job, path in broker.passes.items():
+                who = "every job" if job == ALL_JOBS else f"job {job}"
+                say(f"the bus is at {broker.url}; agents of {who} need EROICA_COORDINATOR={path}")
+        carrier = NatsCarrier(given, name="eroica serve", say=say)
+        opened.callback(carrier.close)
+        coordinators = Coordinators(carrier, plan.policy, tell, say)
+        has_said = False
+        while not is_over():
+            select.select([carrier.handle], [], [], ROUND_S)
+            if broker is not None:
+                try:
+                    if broker.revive():
+                        say("the bus had died and is started again")
+                    has_said = False
+                except UnavailableError as error:
+                    if not has_said:
+                        say(f"{error}; trying on")
+                    has_said = True
+            coordinators.look()
+
+
+class HostAgent:
+    """Agents for all jobs of this user on this host."""
+
+    def __init__(
+        self, carrier: NatsCarrier, environ: Mapping[str, str], say: Callable[[str], None], *, job: str = ""
+    ) -> None:
+        """`job`: the only one that may be told of; "": each by its own name."""
+        self._carrier = carrier
+        self._user = user_folder(environ)
+        self._host = host_name(environ)
+        self._say = say
+        self._job = job
+        self._agents: dict[Path, tuple[Agent, AgentLink]] = {}
+        self._readers = Readers()
+        self._scan_s = -SCAN_S
+
+    @property
+    def events(self) -> list[int]:
+        """Handles that can be read when `look` is due at once."""
+        return [event for agent, _ in self._agents.values() for event in agent.events]
+
+    def look(self) -> None:
+        """One round."""
+        now_ns = time.monotonic_ns()
+        if now_ns / 1e9 - self._scan_s >= SCAN_S:
+            self._scan_s = now_ns / 1e9
+            self._scan()
+        for agent, link in self._agents.values():
+            agent.poll(now_ns)
+            link.deliver()
+
+    def close(self) -> None:
+        """Let go of all."""
+        for agent, _ in self._agents.values():
+            agent.close()
+        self._readers.close()
+
+    def _scan(self) -> None:
+        """Take on jobs that have come, and leave those that are over and told."""
+        for folder in sorted(self._user.glob("*/")):
+            # A folder run-... has a watcher of its own.
+            if folder not in self._agents and not folder.name.startswith("run-") and has_living(folder):
+                job = self._job or _job_of(folder)
+                if job:
+                    self._take_on(folder, job)
+        for folder, (agent, link) in list(self._agents.items()):
+            if not agent.is_busy and not has_living(folder) and (link.is_told or not link.is_heard):
+                self._say(f"job {link.job} is over here")
+                link.leave()
+                agent.close()
+                del self._agents[folder]
+
+    def _take_on(self, folder: Path, job: str) -> None:
+        link = AgentLink(self._carrier, job=job, host=self._host, clock=time.monotonic_ns, say=self._say)
+        link.subscribe(
+            (bus.Closed,),
+            lambda message: close_captures(folder, message.window, None) if isinstance(message, bus.Closed) else None,
+        )
+        self._agents[folder] = Agent(folder, link, host=self._host, readers=self._readers), link
+        self._say(f"job {link.job} has ranks here")
+
+
+def _job_of(folder: Path) -> str:
+    """As its ranks name it, the same on all hosts; "" while none has said."""
+    for path in folder.glob(f"*{ring.SUFFIX}"):
+        try:
+            notes = ring.read_flight(path).notes
+        except (OSError, EroicaError):
+            continue
+        named = next((str(note["job"]) for note in notes if note.get("job")), "")
+        if named:
+            return job_key(named)
+    return ""
+
+
+def watch_host(given: Pass, say: Callable[[str], None], is_over: Callable[[], bool]) -> None:
+    """`eroica agent`: watch the jobs of this host until `is_over`, which is asked each round."""
+    host = host_name(os.environ)
+    with ExitStack() as opened:
+        carrier = NatsCarrier(given, name=f"eroica agent on {host}", say=say)
+        opened.callback(carrier.close)
+        agents = HostAgent(carrier, os.environ, say, job="" if given.job in ("", ALL_JOBS) else given.job)
+        opened.callback(agents.close)
+        while not is_over():
+            select.select([carrier.handle, *agents.events], [], [], ROUND_S)
+            agents.look()
