@@ -1,0 +1,132 @@
+"""The same job gives the same diagnosis over every bus: in one process, over a network that loses, over NATS."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eroica import bus
+from eroica.codec import write_summary
+from eroica.commands import State, Unit
+from eroica.coordinator import Policy
+from eroica.critical_path import Activity
+from eroica.degradation import Change, Trigger
+from eroica.findings import to_json
+from eroica.investigation import Incident, Investigation
+from eroica.pattern import Function, Summary
+from tests import handmade as h
+from tests.buses import Ends, Network, in_one_process, over, over_nats
+
+INPUT = Function(Activity.INPUT, "__getitem__", "data.py:41", "data.py:41")
+SLOW = 5
+
+
+def summaries() -> list[Summary]:
+    """Of eight ranks on two hosts; rank 5 takes 0.2 s longer for its batches."""
+    own = [0.8 + 0.0005 * rank + (0.2 if rank == SLOW else 0.0) for rank in range(8)]
+    ranks = []
+    for rank, work in enumerate(own):
+        meet = h.Sample(0.05 + max(own) - work, work_before=work, channel=h.everyone(8))
+        spent = {h.GEMM: 0.8, INPUT: work - 0.8}
+        host = "a" if rank < 4 else "b"
+        ranks.append(h.Rank(own=work, length=max(own) + 0.05, samples=[meet], functions=spent, host=host))
+    return h.job(ranks)
+
+
+class Agent:
+    """Answers for the four ranks of one host as an agent would."""
+
+    def __init__(self, link: bus.Link, host: str, ranks: range) -> None:
+        self._link, self._host, self._ranks = link, host, ranks
+        self.closed: list[bus.Closed] = []
+        link.subscribe((bus.Prepare, bus.Commit, bus.Closed), self._take)
+        for rank in ranks:
+            link.publish(
+                bus.Standing(
+                    host=host,
+                    rank=rank,
+                    world_size=8,
+                    generation=0,
+                    training=f"of {host}",
+                    unit=Unit.STEPS,
+                    count=117,
+                    per_iteration=1,
+                    aligned=117,
+                    num_iterations=117,
+                    iteration_s=1.0,
+                    is_alive=True,
+                )
+            )
+
+    def notice(self) -> None:
+        """The job has become slow."""
+        trigger = Trigger(Change.SLOW, time.monotonic_ns(), 0, 117, 117, 850_000_000, 1_050_000_000, 0.2)
+        self._link.publish(bus.Noticed(rank=self._ranks[0], trigger=trigger))
+
+    def _take(self, message: bus.Message) -> None:
+        if isinstance(message, bus.Prepare):
+            for rank in self._ranks:
+                self._link.publish(bus.Answered(window=message.window, rank=rank, state=State.PREPARED))
+        elif isinstance(message, bus.Commit):
+            for rank in self._ranks:
+                self._link.publish(bus.Answered(window=message.window, rank=rank, state=State.DONE))
+                data = write_summary(summaries()[rank])
+                self._link.publish(bus.Summarized(window=message.window, rank=rank, summary=data))
+        elif isinstance(message, bus.Closed):
+            self.closed.append(message)
+
+
+def diagnosed(ends: Ends) -> dict[str, Any]:
+    """What comes of it, but for the time at which it was made."""
+    told: list[Incident] = []
+    investigation = Investigation(
+        ends.coordinator,
+        job="waves",
+        policy=Policy(baseline=False),
+        clock=time.monotonic_ns,
+        tell=told.append,
+        say=ends.said.append,
+    )
+    agents = [Agent(ends.agents[0], "a", range(4)), Agent(ends.agents[1], "b", range(4, 8))]
+
+    def until(condition: Callable[[], bool]) -> None:
+        def holds() -> bool:
+            investigation.tick(time.monotonic_ns())
+            return condition()
+
+        ends.rounds(holds)
+
+    until(lambda: len(investigation.coordinator.standings) == 8)
+    for agent in agents:
+        agent.notice()
+    until(lambda: investigation.coordinator.window is not None or bool(told))
+    until(lambda: bool(told))
+    until(lambda: all(agent.closed for agent in agents))
+    (incident,) = told
+    made = to_json(incident.diagnosis)
+    assert [closed.diagnosis for agent in agents for closed in agent.closed] == [made["id"]] * 2
+    return {name: value for name, value in made.items() if name != "created"}
+
+
+def test_a_slow_rank_is_told_with_its_host_and_cause() -> None:
+    made = diagnosed(in_one_process())
+    verdict = made["verdict"]
+    assert (verdict["ranks"], verdict["hosts"], verdict["cause"]) == (str(SLOW), ["b"], "input_pipeline")
+    assert made["placement"]["hosts"] == {"a": "0-3", "b": "4-7"} and made["coverage"]["ranks_reported"] == 8
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_network_that_loses_doubles_and_reorders_changes_nothing_in_the_diagnosis(seed: int) -> None:
+    lossy, *_ = over(Network(random.Random(seed), loses=0.3, doubles=0.2, reorders=0.2))
+    assert json.dumps(diagnosed(lossy)) == json.dumps(diagnosed(in_one_process()))
+
+
+def test_the_diagnosis_over_nats_is_that_of_one_process(tmp_path: Path) -> None:
+    with over_nats(tmp_path) as ends:
+        assert json.dumps(diagnosed(ends)) == json.dumps(diagnosed(in_one_process()))

@@ -1,0 +1,117 @@
+"""A job over two hosts: a coordinator, two runs and a bus, each a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eroica.findings import from_json
+
+JOB = Path(__file__).with_name("live_job.py")
+TIMEOUT_S = 240
+
+
+def environment(home: Path, host: str) -> dict[str, str]:
+    """Of one host: a name and a place for rings of its own."""
+    runtime = home / host
+    runtime.mkdir(exist_ok=True)
+    return os.environ | {"OMP_NUM_THREADS": "1", "XDG_RUNTIME_DIR": str(runtime), "EROICA_HOST": host}
+
+
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, f"{what} within {seconds} s"
+        time.sleep(0.05)
+
+
+@contextmanager
+def coordinator(home: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """Runs until the end of the block, and must leave in peace then."""
+    log = (home / "serve.log").open("w")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "eroica", "serve", "--out", str(home / "out"), "--state", str(home / "state"), *options],
+        stderr=log,
+        text=True,
+        cwd=home,
+    )
+    try:
+        wait_for(lambda: "the bus is at" in (home / "serve.log").read_text(), "a bus")
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        status = process.wait(30)
+        log.close()
+    assert status == 0, (home / "serve.log").read_text()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def start(home: Path, host: str, node: int, port: int, *words: str) -> subprocess.Popen[str]:
+    """`eroica run` on one of two hosts, with two ranks each."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node}"]
+    launcher += ["--nproc-per-node=2", "--master-addr=127.0.0.1", f"--master-port={port}", str(JOB), *words]
+    return subprocess.Popen(
+        [sys.executable, "-m", "eroica", "run", "--out", str(home / f"out-{host}"), "--", *launcher],
+        env=environment(home, host) | {"EROICA_COORDINATOR": str(home / "state" / "waves.pass")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=home,
+    )
+
+
+def diagnoses(home: Path) -> list[dict[str, Any]]:
+    files = sorted((home / "out" / "waves").glob("diagnosis-*.json"), key=lambda path: path.stat().st_mtime_ns)
+    found = [json.loads(file.read_text()) for file in files]
+    for one in found:
+        from_json(one)
+    return found
+
+
+@pytest.mark.full
+@pytest.mark.e2e
+def test_a_slow_rank_of_a_job_over_two_hosts_is_told_with_its_host(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="needs torch to train; pip install 'eroica[live]'")
+    with coordinator(tmp_path, "--job", "waves"):
+        port = free_port()
+        runs = [start(tmp_path, host, node, port, "420", "slow", "150", "2") for node, host in enumerate(("a", "b"))]
+        ended = [run.communicate(timeout=TIMEOUT_S) for run in runs]
+        assert [run.returncode for run in runs] == [0, 0], ended
+    told = "\n".join([*(text for pair in ended for text in pair), (tmp_path / "serve.log").read_text()])
+    found = [one for one in diagnoses(tmp_path) if one["kind"] == "slow"]
+    assert [(one["verdict"]["ranks"], one["verdict"]["cause"]) for one in found] == [("2", "input_pipeline")], told
+    assert found[0]["verdict"]["hosts"] == ["b"] and found[0]["placement"]["hosts"] == {"a": "0-1", "b": "2-3"}, told
+    assert found[0]["coverage"]["ranks_reported"] == 4 and found[0]["job"] == "waves"
+    assert "live_job.py" in found[0]["findings"][0]["function"]["user_location"]
+    assert all("input pipeline" in stderr for _, stderr in ended), told
+    assert not list(tmp_path.glob("[ab]/eroica/*")), "captures and rings are cleared away"
+
+
+@pytest.mark.full
+@pytest.mark.e2e
+def test_a_rank_that_is_killed_on_another_host_is_a_crash_of_that_rank(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="needs torch to train; pip install 'eroica[live]'")
+    with coordinator(tmp_path, "--job", "waves", "--no-baseline"):
+        port = free_port()
+        runs = [start(tmp_path, host, node, port, "300", "dead", "60", "3") for node, host in enumerate(("a", "b"))]
+        ended = [run.communicate(timeout=TIMEOUT_S) for run in runs]
+        assert all(run.returncode == 1 for run in runs), ended
+    told = "\n".join([*(text for pair in ended for text in pair), (tmp_path / "serve.log").read_text()])
+    (found,) = diagnoses(tmp_path)
+    assert (found["kind"], found["verdict"]["ranks"], found["verdict"]["hosts"]) == ("crash", "3", ["b"]), told
