@@ -35,6 +35,8 @@ from eroica.ring import SUFFIX
 
 LOOKS_PER_S = 10
 """Each reads the heads of all rings, some 100 microseconds per rank."""
+TO_HEAR_S = 3.0
+"""After the end of the job, for a coordinator that is not heard to come back; a job may be over before it was there."""
 LAST_WORDS_S = 30.0
 """After the end of the job, for what was captured before it."""
 
@@ -197,8 +199,9 @@ class _Watcher:
             self.look()
         self._link.publish(bus.Leaving(host=self._host))
         self.look()
+        to_hear_ns = time.monotonic_ns() + round(TO_HEAR_S * 1e9)
         while not self._is_released and time.monotonic_ns() < until_ns:
-            if self._far is not None and not self._far.is_heard:
+            if self._far is not None and not self._far.is_heard and time.monotonic_ns() > to_hear_ns:
                 self._say("the coordinator is not heard; what it has not taken of this run is lost")
                 return
             self._pause()

@@ -138,7 +138,7 @@ def serve(
             given = broker.own
             for job, path in broker.passes.items():
                 who = "every job" if job == ALL_JOBS else f"job {job}"
-                say(f"the bus is at {broker.url}; agents of {who} need EROICA_COORDINATOR={path}")
+                say(f"the bus is at {broker.url}; agents of {who} need EROICA_COORDINATOR={path.resolve()}")
         carrier = NatsCarrier(given, name="eroica serve", say=say)
         opened.callback(carrier.close)
         coordinators = Coordinators(carrier, plan.policy, tell, say)

@@ -38,7 +38,7 @@ def wait_for(condition: Callable[[], bool], what: str, seconds: float = 60.0) ->
 
 @contextmanager
 def coordinator(home: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
-    """Runs until the end of the block, and must leave in peace then."""
+    """Runs until the end of the block, and must leave in peace then, unless the test has killed it."""
     log = (home / "serve.log").open("w")
     process = subprocess.Popen(
         [sys.executable, "-m", "eroica", "serve", "--out", str(home / "out"), "--state", str(home / "state"), *options],
@@ -53,7 +53,7 @@ def coordinator(home: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
         process.send_signal(signal.SIGTERM)
         status = process.wait(30)
         log.close()
-    assert status == 0, (home / "serve.log").read_text()
+    assert status in (0, -signal.SIGKILL), (home / "serve.log").read_text()
 
 
 def free_port() -> int:
@@ -115,3 +115,68 @@ def test_a_rank_that_is_killed_on_another_host_is_a_crash_of_that_rank(tmp_path:
     told = "\n".join([*(text for pair in ended for text in pair), (tmp_path / "serve.log").read_text()])
     (found,) = diagnoses(tmp_path)
     assert (found["kind"], found["verdict"]["ranks"], found["verdict"]["hosts"]) == ("crash", "3", ["b"]), told
+
+
+def words(home: Path, host: str, coordinator: str, *command: str) -> subprocess.CompletedProcess[str]:
+    """`eroica run` on a command that trains nothing."""
+    return subprocess.run(
+        [sys.executable, "-m", "eroica", "run", "--out", str(home / "out"), "--", *command],
+        env=environment(home, host) | {"EROICA_COORDINATOR": coordinator, "EROICA_JOB": "waves"},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        cwd=home,
+    )
+
+
+@pytest.mark.slow
+def test_a_job_keeps_its_status_and_gets_no_secret_from_the_run_that_reports_elsewhere(tmp_path: Path) -> None:
+    with coordinator(tmp_path, "--job", "waves"):
+        ended = words(tmp_path, "a", str(tmp_path / "state" / "waves.pass"), "sh", "-c", "env; exit 3")
+        wait_for(lambda: "job waves has an agent" in (tmp_path / "serve.log").read_text(), "an agent")
+    secret = json.loads((tmp_path / "state" / "waves.pass").read_text())["password"]
+    assert ended.returncode == 3 and "EROICA_RING_DIR" in ended.stdout, ended.stderr
+    assert "EROICA_COORDINATOR" not in ended.stdout and secret not in ended.stdout + ended.stderr
+    assert secret not in (tmp_path / "serve.log").read_text() and "not heard" not in ended.stderr
+
+
+@pytest.mark.slow
+def test_a_job_runs_to_its_end_without_the_coordinator_that_it_was_to_have(tmp_path: Path) -> None:
+    ended = words(tmp_path, "a", f"nats://me:secret@127.0.0.1:{free_port()}", "sh", "-c", "exit 4")
+    assert ended.returncode == 4 and "the coordinator is not heard" in ended.stderr and "secret" not in ended.stderr
+
+
+@pytest.mark.slow
+def test_the_bus_ends_with_a_coordinator_that_is_killed_and_comes_back_if_it_is_killed_itself(tmp_path: Path) -> None:
+    def bus_of(process: subprocess.Popen[str]) -> list[int]:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        return [int(child) for child in children]
+
+    with coordinator(tmp_path) as first:
+        (killed,) = bus_of(first)
+        os.kill(killed, signal.SIGKILL)
+        wait_for(lambda: "is started again" in (tmp_path / "serve.log").read_text(), "another server")
+        (server,) = bus_of(first)
+        assert server != killed
+        first.kill()
+        wait_for(lambda: not Path(f"/proc/{server}/exe").exists(), "the end of the server")
+
+
+def test_a_secret_on_the_command_line_is_wrong_usage() -> None:
+    from eroica.cli import main
+
+    with pytest.raises(SystemExit) as wrong:
+        main(["run", "--bus", "nats://me:secret@127.0.0.1:4222", "--", "true"])
+    assert wrong.value.code == 2
+
+
+def test_a_pass_for_all_jobs_needs_to_be_told_which_one_this_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from eroica.cli import main
+
+    for name in ("EROICA_JOB", "SLURM_JOB_ID"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(SystemExit) as wrong:
+        main(["run", "--bus", "nats://127.0.0.1:4222", "--", "true"])
+    assert wrong.value.code == 2 and "--job" in capsys.readouterr().err
