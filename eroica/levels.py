@@ -35,9 +35,10 @@ HOST_COMMON_EFFECT = 0.05
 others' work in one window than in the next. As much as makes a level slow (`pace.EFFECT`)."""
 UNEXPLAINED_EFFECT = 0.10
 """The same for time that nothing explains: twice as much, since the answer is worth less."""
-INPUT_BOUND = 0.10
-"""Share of the critical path that input must own on all ranks to be told without a past: loaders that keep up own less
-than a hundredth (`localization.EXPECTED_BETA`)."""
+INPUT_BOUND = 0.25
+"""Share of the critical path that input must own on all ranks to be told without a past. Loaders that keep up own less
+than a hundredth (`localization.EXPECTED_BETA`), but small jobs load in the process that trains, and pay a tenth or a
+fifth for it knowingly: a quarter is no longer something beside the training."""
 ALIKE = 0.5
 """Ranks are alike if none has less than this share of the middle one, or more than its inverse."""
 SPOT_SHARE = 0.5

@@ -93,7 +93,7 @@ def main() -> None:
     step()
     kept = ring().path.parent.with_name("kept")
     before = left()
-    for frames in (Frames.NONE, Frames.SAMPLED, Frames.TRACED):
+    for frames in Frames:
         ask_for(3, frames)
         for _ in range(5):
             step()

@@ -254,6 +254,8 @@ class _Sockets:
 
     room: _Room | None
     owners: dict[int, Rank] = field(default_factory=dict)
+    pids: frozenset[int] = frozenset()
+    """Whose files were looked at."""
     looked_ns: int = -SOCKETS_NS
 
 
@@ -307,8 +309,10 @@ class Links:
     def _owned(sockets: _Sockets, now_ns: int, inside: Sequence[Rank]) -> Iterator[tuple[Way, Rank]]:
         assert sockets.room is not None
         ways = sockets.room.ways()
-        if now_ns - sockets.looked_ns >= SOCKETS_NS and any(way.inode not in sockets.owners for way in ways):
-            sockets.looked_ns = now_ns
+        pids = frozenset(rank.pid for rank in inside)
+        is_due = now_ns - sockets.looked_ns >= SOCKETS_NS and any(way.inode not in sockets.owners for way in ways)
+        if is_due or pids != sockets.pids:
+            sockets.looked_ns, sockets.pids = now_ns, pids
             sockets.owners = {inode: rank for rank in inside for inode in _sockets_of(rank.pid)}
         by_rank: dict[int, list[tuple[Way, Rank]]] = {}
         for way in ways:
