@@ -345,6 +345,8 @@ def _drafts(
     recurrence = recurrence_of(context.series, context.onset, is_noticed=context.trigger in ("recurring", "offline"))
     common, together = common_peaks(stacked, iteration_s, recurrence, context.phases)
     rotating = rotating_excess(stacked, roles, iteration_s, excesses, recurrence, context.phases, together)
+    if common is not None and rotating is not None and common.activity == rotating.activity:
+        common = None  # what moves over the ranks hits them all in some steps, by chance
     excesses += beside([excess for excess in (rotating, common) if excess is not None], held)
     excesses.extend(beside(idle_excesses(stacked, roles, iteration_s, roots), held))
     excesses.extend(heavy_roles(stacked, roles, iteration_s, roots))

@@ -165,13 +165,11 @@ def test_a_process_that_ends_inside_of_a_window_ends_as_it_would(tmp_path: Path,
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("frames", [Frames.SAMPLED, pytest.param(Frames.TRACED, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("frames", [Frames.SAMPLED, Frames.TRACED])
 @pytest.mark.parametrize(
     ("fault", "cause", "function"),
-    [
-        pytest.param("slow_input", "input_pipeline", "__getitem__", marks=pytest.mark.full),
-        ("backward_delay", "host_python", "log_gradient"),
-    ],
+    [("slow_input", "input_pipeline", "__getitem__"), ("backward_delay", "host_python", "log_gradient")],
 )
 def test_a_window_of_four_ranks_names_the_fault_and_training_stays_the_same(
     tmp_path: Path, frames: Frames, fault: str, cause: str, function: str
