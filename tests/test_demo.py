@@ -20,7 +20,7 @@ from tests import samples
 
 SCRIPT = Path(demo.__file__).parent / "demos" / "train.py"
 ALWAYS = ("gc_rotating",)
-"""Run by `make test`; the others by `make test-full`. Live cases of the catalogue and tests of `eroica run` stand in for them."""
+"""Run by `make test`, where others are covered by cases of the catalogue and by tests of `eroica run`."""
 PLANTED = demo.Planted(
     fault="slow_input",
     kind="slow",
