@@ -71,7 +71,8 @@ def different(look: Look) -> list[Suspect]:
         found.append(
             Suspect(
                 *("collective_mismatch", "rank" if odd else "group", odd or ranks, level, text, tuple(evidence)),
-                function=function_of(look, min(odd or ranks)),
+                # Where it left no stack: the line at which others made theirs, which its own should have matched.
+                function=next(filter(None, (function_of(look, r) for r in [*sorted(odd), *sorted(ranks - odd)])), None),
                 advice=advice,
             )
         )
