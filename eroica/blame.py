@@ -346,10 +346,9 @@ def _gather(stacked: Stacked, roles: Roles, roots: Indices, parts: list[Excess])
     groups: dict[tuple[str, object], list[Excess]] = {}
     for part in parts:
         name = stacked.functions[part.function] if part.function is not None else None
-        told_apart = part.cause.cause == "unknown" or part.activity in (
-            Activity.PYTHON,
-            Activity.INPUT,
-            Activity.CHECKPOINT,
+        told_apart = part.cause.cause == "unknown" or (
+            part.activity in (Activity.PYTHON, Activity.INPUT, Activity.CHECKPOINT)
+            and part.cause.cause != "configuration"
         )
         place: object = (name.user_location or name.name) if name is not None and told_apart else None
         groups.setdefault((part.cause.cause, place), []).append(part)
@@ -358,7 +357,11 @@ def _gather(stacked: Stacked, roles: Roles, roots: Indices, parts: list[Excess])
         if len(some) == 1:
             gathered.append(some[0])
             continue
-        ranks = np.array(sorted(int(p.ranks[0]) for p in some), np.intp)
+        by_rank: dict[int, float] = {}
+        for part in some:
+            # One cause may show in several kinds of a rank's time.
+            by_rank[int(part.ranks[0])] = by_rank.get(int(part.ranks[0]), 0.0) + part.seconds
+        ranks = np.array(sorted(by_rank), np.intp)
         peers = np.setdiff1d(np.concatenate([_peers(roles, int(r), roots) for r in ranks]), ranks)
         if not len(peers):
             # All ranks of a role have an excess of their own: nobody is left to compare them with together.
@@ -367,7 +370,7 @@ def _gather(stacked: Stacked, roles: Roles, roots: Indices, parts: list[Excess])
         head = max(some, key=lambda p: p.seconds)
         assert head.activity is not None
         function = top_function(stacked, head.activity, ranks, peers)
-        seconds = float(np.median([p.seconds for p in some]))
+        seconds = float(np.median(list(by_rank.values())))
         phase = stacked.functions[function].phase if function is not None else Phase.NONE
         cause = cause_of(
             stacked,

@@ -33,7 +33,28 @@ class Cause:
     because: str
     """One sentence of evidence."""
     ruled_out: tuple[str, ...]
+    settings: tuple[str, ...] = ()
+    """Names, as in the environment snapshot, of which one with a value bears this out."""
 
+
+BLOCKING = Cause(
+    "configuration",
+    True,
+    "each launch call lasts until its kernel is done, so that the host prepares nothing while the device works; "
+    "CUDA_LAUNCH_BLOCKING (on AMD: HIP_LAUNCH_BLOCKING, AMD_SERIALIZE_KERNEL) does that",
+    (),
+    ("env.CUDA_LAUNCH_BLOCKING", "env.HIP_LAUNCH_BLOCKING", "env.AMD_SERIALIZE_KERNEL"),
+)
+"""Of ranks whose launches block, whatever host work the device then waits for."""
+TUNING = Cause(
+    "configuration",
+    True,
+    "in these steps the library times many kernels against each other, as it does for each size that is new where "
+    "torch.backends.cudnn.benchmark is on",
+    (),
+    ("torch.cudnn.benchmark",),
+)
+"""Of time in a search for the fastest kernel of an operator."""
 
 ADVICE = {
     "input_pipeline": (
@@ -103,8 +124,13 @@ ADVICE = {
         "torn down after each capture under TEARDOWN_CUPTI=1) and capture this job no more until then."
     ),
     "configuration": (
-        "Give these ranks the setting that the others have: look at the launcher, the shell's profile and the "
-        "container of the named hosts; then compare the iterations before and after."
+        "Change the named setting and compare the iterations before and after. What only some ranks have comes from "
+        "the launcher, the shell's profile or the container of their hosts; a flag for debugging is taken out; where "
+        "the size of the input varies, switch the benchmark mode off or pad to a few sizes."
+    ),
+    "version_change": (
+        "Run the healthy window's versions again to confirm, then compare the two releases; what differs is in the "
+        "evidence."
     ),
     "sync_amplification": (
         "Small random delays of changing ranks add up at each synchronisation: remove their source, or pace the "
@@ -208,6 +234,8 @@ def _clock_ratio(
 
 ON_THE_CPU = (Activity.INPUT, Activity.GC, Activity.OPERATOR, Activity.LAUNCH, Activity.PYTHON)
 """Kinds of host time that grow where a thread waits for a core."""
+LAUNCHING = frozenset({Activity.OPERATOR, Activity.LAUNCH, Activity.PYTHON})
+"""Host work that the device sees only where nothing is queued for it."""
 STARVATION_EXPLAINS = 0.5
 """Share of an excess that waiting for a core must explain before it is called contention."""
 
@@ -285,6 +313,11 @@ def busy_thread(stacked: Stacked, ranks: npt.NDArray[np.intp], peers: npt.NDArra
     return f"another Python thread ({name}) runs {rise:.0%} of the time more than on the peers"
 
 
+def launches_block(stacked: Stacked, ranks: npt.NDArray[np.intp]) -> bool:
+    """On all of these ranks each launch call lasts until its kernel is done."""
+    return len(ranks) > 0 and all(stacked.summaries[w].coverage.launches_block for w in ranks)
+
+
 def cause_of(
     stacked: Stacked,
     activity: Activity,
@@ -306,6 +339,8 @@ def cause_of(
         Activity.ALLOCATOR: ("memory_allocator", "the time is spent in device allocator calls inside of the step"),
         Activity.SYNC: ("device_sync", "the device is idle after a host call that waited for it to drain"),
     }
+    if activity in LAUNCHING and launches_block(stacked, ranks) and not launches_block(stacked, peers):
+        return BLOCKING
     # A thread of the rank's own first: what it does to the interpreter, it does to the core as well.
     busy = busy_thread(stacked, ranks, peers)
     if busy and activity in (Activity.OPERATOR, Activity.LAUNCH, Activity.PYTHON) and not (spot and novel):
@@ -319,6 +354,8 @@ def cause_of(
         starved = _starved(stacked, ranks, peers, columns, excess_s)
         if starved:
             return Cause("cpu_contention", True, starved, ())
+    if activity == Activity.COMPILE and phase == Phase.TUNING:
+        return TUNING
     if activity in direct:
         cause, because = direct[activity]
         return Cause(cause, True, because, ())
@@ -341,6 +378,8 @@ def cause_of(
                 f"{min(by_calls, 1):.0%} of the longer time",
                 (),
             )
+    if activity == Activity.COMPUTE and phase == Phase.TUNING:
+        return TUNING
     if activity == Activity.COMPUTE:
         clock = _clock_ratio(stacked, ranks, peers, columns, "sm_clock")
         if np.isfinite(clock) and clock < CLOCK_DROP:

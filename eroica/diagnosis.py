@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from eroica.blame import stable_excesses, too_few
+from eroica.changes import changes
 from eroica.collectives import Float64s
 from eroica.context import FEW_STEPS, RECURRENT_STEPS, Context, durations_of, healthy_s, recurrence_of
 from eroica.costly import Costly, costly_settings
@@ -56,6 +57,7 @@ from eroica.localization import EFFECT_FLOOR, EXPECTED_BETA, Localization, Roles
 from eroica.moving import settled
 from eroica.network import slow_transfers, stalls
 from eroica.noted import is_self_inflicted, noted_steps
+from eroica.overheads import standing_costs
 from eroica.pace import EFFECT
 from eroica.pattern import Stacked
 from eroica.placement import placed
@@ -348,6 +350,9 @@ def _drafts(
     if common is not None and rotating is not None and common.activity == rotating.activity:
         common = None  # what moves over the ranks hits them all in some steps, by chance
     excesses += beside([excess for excess in (rotating, common) if excess is not None], held)
+    if context.baseline is None or not len(context.baseline):
+        known = {e.activity for e in excesses}
+        excesses.extend(e for e in standing_costs(stacked, iteration_s) if e.activity not in known)
     excesses.extend(beside(idle_excesses(stacked, roles, iteration_s, roots), held))
     excesses.extend(heavy_roles(stacked, roles, iteration_s, roots))
     if context.baseline is None and not any(e.activity == Activity.INPUT for e in excesses):
@@ -357,7 +362,7 @@ def _drafts(
     slow = slow_transfers(stacked, context.baseline, iteration_s)
     stalled = stalls(stacked, recurrence, iteration_s)
     drafts.extend(
-        network_draft(stacked, one, iteration_s, waits, context)
+        with_records(stacked, network_draft(stacked, one, iteration_s, waits, context), context)
         for one in [*slow, *([stalled] if stalled is not None else [])]
     )
     drafts = [d for d in drafts if (d.impact.seconds_per_iteration or 0.0) >= EFFECT_FLOOR * iteration_s]
@@ -370,9 +375,10 @@ def _drafts(
         if gap > 0 and priced < 0.5 * gap:
             # What moves over the ranks raises the mean of all of them; it is told already, and as what it is.
             moving = {e.activity for e in excesses if e.steps != "stable"}
+            changed = changes(context.baseline_environment, context.environment)
             drafts.extend(
                 with_records(stacked, excess_draft(stacked, e, pricer, iteration_s), context)
-                for e in common_excess(stacked, context.baseline, iteration_s, recurs=recurrence is not None)
+                for e in common_excess(stacked, context.baseline, iteration_s, changed, recurs=recurrence is not None)
                 if e.activity is None or e.activity not in moving
             )
         common_rises = [d for d in drafts if d.scope == "all" and d.steps == "stable"]

@@ -6,13 +6,14 @@ are written here, for people and in full sentences; forms (terminal, page, promp
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from eroica.blame import Excess, Indices
 from eroica.causes import ADVICE, Cause
+from eroica.changes import holders, is_on
 from eroica.collectives import Float64s
 from eroica.context import Context, Turn
 from eroica.costly import Costly
@@ -33,7 +34,7 @@ ESTABLISHED_COVERAGE = 0.8
 SUPPORTED_COVERAGE = 0.5
 FEW_OBSERVATIONS = 3
 """Counters quoted with a finding; more would bury it."""
-_OF_A_HOST = frozenset({"cpu_contention", "host_memory"})
+_OF_A_HOST = frozenset({"cpu_contention", "host_memory", "configuration"})
 """Causes that sit in a host, once all of its ranks show them."""
 _NO_REASON = frozenset({"unknown", "host_python"})
 """What is said of host work that takes longer, where no counter tells why."""
@@ -180,7 +181,8 @@ def with_records(stacked: Stacked, draft: Draft, context: Context) -> Draft:
                 {"num": len(records), "total_s": total_s},
             )
         )
-    if draft.scope in ("rank", "host"):
+    evidence.extend(_settings(draft.cause, ranks, context))
+    if draft.scope in ("rank", "host") or draft.network is not None:
         told = [o for o in context.counters if o.rank in ranks or (o.rank is None and o.host in draft.hosts)]
         evidence.extend(
             Evidence(o.text, "counters", {"name": o.name, "value": o.value, "peers": o.peers})
@@ -363,6 +365,16 @@ _OF_INPUT = frozenset(
 """Counters that tell whether batches wait for storage or for cores."""
 
 
+def _settings(cause: Cause, ranks: set[int], context: Context) -> Iterator[Evidence]:
+    """What the environment says of the settings that bear a cause out."""
+    for name in cause.settings:
+        for value, having in holders(context.environment, name):
+            if is_on(value) and (having is None or ranks & having):
+                where = f"rank{'s' if len(having) > 1 else ''} {format_ranks(having)}" if having else "all ranks"
+                text = f"{name.removeprefix('env.')} is {value} on {where}"
+                yield Evidence(text, "environment", {"name": name, "value": value})
+
+
 def _scope(stacked: Stacked, excess: Excess) -> str:
     """A cause of a host's own that shows on all ranks of some hosts, and on no other rank, is these hosts'."""
     if excess.scope != "rank" or excess.cause.cause not in _OF_A_HOST:
@@ -410,14 +422,18 @@ def network_draft(
         Impact(seconds, seconds / iteration_s if iteration_s else None, "ledger"),
         0.9 if not slow.undecided else 0.4,
         tuple(evidence),
-        "-".join(slow.hosts) if slow.scope == "link" and not slow.on_one_host else None,
+        _link(stacked, slow),
         slow,
     )
     if context is not None:
         configured = _by_setting_of_the_network(stacked, draft, slow, context)
         if configured is not None:
             return configured
-    if context is not None and not slow.on_one_host:
+    if context is not None and slow.on_one_host:
+        counted = _by_link_counters(stacked, draft, slow, context)
+        if counted is not None:
+            return counted
+    elif context is not None:
         place = _place_of(stacked, slow, context)
         if place is not None:
             return _placed(stacked, draft, place)
@@ -468,6 +484,12 @@ def _by_setting_of_the_network(stacked: Stacked, draft: Draft, slow: SlowTransfe
 
 def _ledgers_cause(slow: SlowTransfer) -> Cause:
     """What durations say alone."""
+    if slow.on_one_host and slow.scope == "link":
+        because = "these two devices are in all of the slow groups, and in no other group of the host together"
+        return Cause("intra_node_link", True, because, ())
+    if slow.on_one_host and slow.scope == "rank":
+        because = "this device is in all of the slow groups of its host, and in no other"
+        return Cause("intra_node_link", True, because, ())
     if slow.on_one_host:
         return Cause("intra_node_link", False, "the slow groups stay within a host", ())
     if slow.scope == "host":
@@ -505,6 +527,43 @@ def _placed(stacked: Stacked, draft: Draft, place: Place) -> Draft:
             *(Evidence(text, "counters", {}) for text in place.evidence),
             Evidence(place.because, "counters", {}),
         ),
+    )
+
+
+def _link(stacked: Stacked, slow: SlowTransfer) -> str | None:
+    """Between two hosts, or two devices of one."""
+    if slow.scope != "link":
+        return None
+    return _between(stacked, slow.ranks) if slow.on_one_host else "-".join(slow.hosts)
+
+
+def _between(stacked: Stacked, rows: Indices) -> str | None:
+    """The link between two devices."""
+    ends = [device_of(stacked, int(w)) for w in rows]
+    return "-".join(end for end in ends if end is not None) or None
+
+
+_LINK_COUNTERS = frozenset({"nvlink_errors", "num_nvlinks"})
+
+
+def _by_link_counters(stacked: Stacked, draft: Draft, slow: SlowTransfer, context: Context) -> Draft | None:
+    """The draft of a slow group within a host whose members' links are slow in one place only, by what the devices
+    count: a ring is as slow as its worst edge, and its times cannot tell which that is."""
+    if slow.scope not in ("host", "group"):
+        return None
+    members = np.unique(np.concatenate([_members(stacked, c) for c in slow.channels]))
+    told = {o.rank for o in context.counters if o.name in _LINK_COUNTERS}
+    ends = np.array([w for w in members if int(stacked.ranks[w]) in told], np.intp)
+    if len(ends) not in (1, 2) or len(ends) == len(members):
+        return None
+    because = "the slow groups stay within a host, and of their devices only the named count errors or miss links"
+    return replace(
+        draft,
+        cause=Cause("intra_node_link", True, because, ()),
+        scope="link" if len(ends) == 2 else "rank",
+        ranks=ends,
+        coverage=0.9,
+        link=_between(stacked, ends) if len(ends) == 2 else None,
     )
 
 
@@ -547,6 +606,15 @@ def _confidence(draft: Draft, roles: Roles, partial: bool, missing: bool) -> str
     return ("established", "supported", "hypothesis", "unknown")[level]
 
 
+def device_of(stacked: Stacked, row: int) -> str | None:
+    """ "HOST/gpu3"; None where the trace tells no host or no device."""
+    host = stacked.hosts[row]
+    if not host or not stacked.device_models[row]:
+        return None
+    # Ranks of a host use its devices in order, as launchers number them.
+    return f"{host}/gpu{sum(1 for w in range(row) if stacked.hosts[w] == host)}"
+
+
 def finding_of(
     stacked: Stacked, draft: Draft, roles: Roles, where: Localization, number: int, keys: Sequence[str], partial: bool
 ) -> Finding:
@@ -575,12 +643,9 @@ def finding_of(
     if (
         draft.scope == "rank"
         and len(rows) == 1
-        and draft.cause.cause in ("gpu_throttle", "gpu_compute", "host_device_copy")
+        and draft.cause.cause in ("gpu_throttle", "gpu_compute", "host_device_copy", "intra_node_link")
     ):
-        host = stacked.hosts[rows[0]]
-        if host and stacked.device_models[rows[0]]:
-            # Ranks of a host use its devices in order, as launchers number them.
-            device = f"{host}/gpu{sum(1 for w in range(rows[0]) if stacked.hosts[w] == host)}"
+        device = device_of(stacked, int(rows[0]))
     return Finding(
         id=f"F{number}",
         cause=draft.cause.cause,

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Any
 
 from eroica import __version__, bus, hang
 from eroica.background import context_of
@@ -72,6 +74,7 @@ class Investigation:
         self._baseline: Stacked | None = None
         self._wires: Wires | None = None
         """Connections and cards in the window of the baseline."""
+        self._baseline_environment: Mapping[str, Any] = {}
         self._training = ""
         """Whose the baseline is."""
         self._said: set[str] = set()
@@ -101,7 +104,15 @@ class Investigation:
             return
         if window.training != self._training:
             self._baseline, self._wires, self._training = None, None, window.training
-        judged = judge(window, self._baseline, job=self._job, created=_now(), wires=self._wires)
+            self._baseline_environment = {}
+        judged = judge(
+            window,
+            self._baseline,
+            job=self._job,
+            created=_now(),
+            wires=self._wires,
+            baseline_environment=self._baseline_environment,
+        )
         if not window.summaries and judged.diagnosis.kind == "no_data":
             self._say_nothing_came(window)
             return
@@ -110,6 +121,7 @@ class Investigation:
             self._say_held()  # the window with sizes was given up for this one
         if window.trigger == "baseline" and window.summaries and not is_sized:
             self._baseline, self._wires = judged.stacked, judged.wires
+            self._baseline_environment = judged.diagnosis.environment
         number = str(to_json(judged.diagnosis)["id"]) if judged.is_news else ""
         self._link.publish(bus.Closed(window=window.number, diagnosis=number))
         if is_sized and (not judged.is_news or judged.diagnosis.kind in ("healthy", "no_data")):
@@ -215,8 +227,17 @@ class Judged:
     """Somebody is to be told."""
 
 
-def judge(window: Window, baseline: Stacked | None, *, job: str, created: str, wires: Wires | None = None) -> Judged:
-    """The diagnosis of a window that has summaries, and whether it is told. `wires`: those of the baseline's window."""
+def judge(
+    window: Window,
+    baseline: Stacked | None,
+    *,
+    job: str,
+    created: str,
+    wires: Wires | None = None,
+    baseline_environment: Mapping[str, Any] = MappingProxyType({}),
+) -> Judged:
+    """The diagnosis of a window that has summaries, and whether it is told. `wires`, `baseline_environment`: those of
+    the baseline's window."""
     stacked = stack(list(window.summaries.values()))
     context = replace(
         context_of(
@@ -233,6 +254,7 @@ def judge(window: Window, baseline: Stacked | None, *, job: str, created: str, w
         # A second window in search of the healthy level is not measured by the first, which is taken for no such level.
         baseline=baseline if window.trigger != "baseline" else None,
         wires_before=wires,
+        baseline_environment=baseline_environment,
         notes=window.notes,
     )
     diagnosis, detail = diagnose_in_detail(stacked, context)

@@ -6,25 +6,31 @@ idles while others wait for it is late for a reason that its trace does not hold
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from eroica.blame import PART_FLOOR, Excess, Indices, spread_of, top_function
 from eroica.causes import (
+    BLOCKING,
     BUSY_THREAD,
     CLOCK_DROP,
     CROWDED,
+    LAUNCHING,
     ON_THE_CPU,
     STARVATION_EXPLAINS,
     Cause,
     cause_of,
     granted,
+    launches_block,
 )
+from eroica.changes import Change, of_versions, sentence
 from eroica.collectives import Float64s
 from eroica.critical_path import OWN_WORK, Activity
 from eroica.localization import EFFECT_FLOOR, Roles
 from eroica.names import Phase
+from eroica.network import SLOWER, growth, lanes_of
 from eroica.pattern import Function, Stacked
 from eroica.utilisation import MU_SOURCES
 
@@ -189,9 +195,11 @@ def _is_common(stacked: Stacked, baseline: Stacked, gap_s: float) -> bool:
     return int((lengths > LONG_STEP * usual_s).sum()) >= FEW_STEPS_LONG
 
 
-def common_excess(stacked: Stacked, baseline: Stacked, iteration_s: float, *, recurs: bool = False) -> list[Excess]:
+def common_excess(
+    stacked: Stacked, baseline: Stacked, iteration_s: float, changed: Sequence[Change] = (), *, recurs: bool = False
+) -> list[Excess]:
     """What all ranks do more of than in the healthy window, by activity; a job of one rank has nothing else to be
-    compared with.
+    compared with. `changed`: settings of all ranks that are not as they were.
 
     If they take longer and no work of theirs has grown, one excess without an activity says that: a slower job is not
     to pass for a healthy one because nothing explains it. `recurs`: single long steps are known to come
@@ -215,7 +223,14 @@ def common_excess(stacked: Stacked, baseline: Stacked, iteration_s: float, *, re
         grown = max(columns, key=lambda k: float(rises[k]), default=None)
         is_spot = grown is not None and float(rises[grown]) >= SPOT_SHARE * rise
         cause = _common_cause(stacked, baseline, activity, rise, is_spot)
+        if cause.cause == "unknown":
+            cause = _by_version(cause, changed)
         found.append(Excess(everyone, "all", "stable", activity, grown, rise, min(rise / gap, 1.0), 1.0, cause))
+    if launches_block(stacked, everyone) and not launches_block(baseline, np.arange(len(baseline), dtype=np.intp)):
+        found = _blocked(found)
+    exposed = _exposed(stacked, baseline, gap, iteration_s, changed)
+    if exposed is not None:
+        found.append(exposed)
     if not found and gap >= UNEXPLAINED_EFFECT * before_s:
         why = "no kind of work grew by a quarter of that or more"
         if stacked.world_size > len(stacked):
@@ -244,6 +259,60 @@ def input_bound(stacked: Stacked, iteration_s: float) -> list[Excess]:
             is_level=True,
         )
     ]
+
+
+def _blocked(found: Sequence[Excess]) -> list[Excess]:
+    """All host work that the device waits for since launches block is one excess."""
+    mine = [e for e in found if e.activity in LAUNCHING]
+    if not mine:
+        return list(found)
+    head = max(mine, key=lambda e: e.seconds)
+    seconds, coverage = sum(e.seconds for e in mine), min(sum(e.coverage for e in mine), 1.0)
+    one = replace(head, seconds=seconds, coverage=coverage, cause=replace(BLOCKING, ruled_out=_NO_SINGLE_RANK))
+    return [one, *(e for e in found if e.activity not in LAUNCHING)]
+
+
+def _by_version(cause: Cause, changed: Sequence[Change]) -> Cause:
+    """The code that runs is another one than in the healthy window: likelier than what nobody can name."""
+    versions = of_versions(changed)
+    if not versions:
+        return cause
+    because = f"{cause.because}; and other code runs than then: {sentence(versions)}"
+    return Cause("version_change", False, because, cause.ruled_out)
+
+
+def _exposed(
+    stacked: Stacked, baseline: Stacked, gap: float, iteration_s: float, changed: Sequence[Change]
+) -> Excess | None:
+    """Communication that ran beside compute in the healthy window and does not any more: as many operations, each as
+    long, but the ranks wait for them. Not the network's doing, which makes transfers longer."""
+    lanes, before = (
+        {of.joined.channels[lane.channel].key: lane for lane in lanes_of(of)} for of in (stacked, baseline)
+    )
+    if not lanes or lanes.keys() != before.keys():
+        return None
+    pairs = [(lane, before[key]) for key, lane in lanes.items()]
+    if any(len(lane.transfer_s) != len(known.transfer_s) for lane, known in pairs):
+        return None
+    if any(growth(lane, known) > SLOWER for lane, known in pairs):
+        return None
+    rise = sum(lane.exposed_s - known.exposed_s for lane, known in pairs)
+    if rise < max(EFFECT_FLOOR * iteration_s, PART_FLOOR * gap):
+        return None
+    rises = _rises(stacked, baseline)
+    columns = [k for k, f in enumerate(stacked.functions) if f.activity == Activity.COLLECTIVE]
+    grown = max(columns, key=lambda k: float(rises[k]), default=None)
+    because = (
+        "as many communications as in the healthy window, and each transfer takes as long, but "
+        f"{rise / iteration_s:.0%} of the iteration that ran beside compute is waited for now"
+    )
+    ruled = ("fabric_contention, nic_or_host_network: transfers take as long as before", *_NO_SINGLE_RANK)
+    cause = _by_version(Cause("unknown", False, because, ruled), changed)
+    if cause.cause == "unknown" and changed:
+        because += f"; and settings differ: {sentence(changed)}"
+        cause = Cause("configuration", False, because, ruled, tuple(change.name for change in changed))
+    everyone = np.arange(len(stacked), dtype=np.intp)
+    return Excess(everyone, "all", "stable", Activity.COLLECTIVE, grown, rise, min(rise / gap, 1.0), 1.0, cause)
 
 
 def _rises(stacked: Stacked, baseline: Stacked) -> Float64s:

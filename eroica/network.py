@@ -4,8 +4,9 @@ the job-wide fabric.
 The transfer of a collective is what remains when its members' waiting is taken out, so a rank that is slow elsewhere
 does not make it long. Groups of the same shape (same operations, sizes and member counts) are each other's reference;
 a lone group has only its own healthy window. A host is named when all groups through it are slow and no other is; a
-link when all groups over both of its hosts are slow and neither host is slow elsewhere. What groups cannot tell apart
-is said to be undecided; `wires` may know more. Used by `diagnosis`.
+link when all groups over both of its hosts are slow and neither host is slow elsewhere. Groups that stay within a host
+are explained by its devices in the same way. What groups cannot tell apart is said to be undecided; `wires` may know
+more. Used by `diagnosis`.
 """
 
 from __future__ import annotations
@@ -37,12 +38,13 @@ class SlowTransfer:
     """Channels with slow transfers, and where that comes from."""
 
     scope: str
-    """host, link or group."""
+    """host, link or group; rank: one device of a host."""
     hosts: tuple[str, ...]
     channels: tuple[int, ...]
     """Indices into Joined.channels."""
     ranks: npt.NDArray[np.intp]
-    """Indices of the ranks of these channels (of the host's ranks, for scope host)."""
+    """Indices of the ranks of these channels (of the host's ranks, for scope host; of both ends, for a link within a
+    host)."""
     seconds: float
     """Exposed transfer per iteration above the reference."""
     ratio: float
@@ -58,7 +60,7 @@ class SlowTransfer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Lane:
+class Lane:
     """One channel as measured."""
 
     channel: int
@@ -66,14 +68,15 @@ class _Lane:
     transfer_s: Float64s
     """Per position: median transfer over steps."""
     exposed_s: float
-    """Exposed transfer per iteration, median over members."""
+    """Exposed transfer per iteration, waiting left out, median over members."""
     spread: float
     """Relative spread of the summed transfer over steps."""
     ranks: npt.NDArray[np.intp]
     hosts: frozenset[str]
 
 
-def _lanes(stacked: Stacked) -> list[_Lane]:
+def lanes_of(stacked: Stacked) -> list[Lane]:
+    """All channels of which some communication could be joined."""
     joined = stacked.joined
     lanes = []
     order = np.argsort(joined.channel[joined.which], kind="stable") if len(joined.which) else np.empty(0, np.intp)
@@ -98,7 +101,7 @@ def _lanes(stacked: Stacked) -> list[_Lane]:
             tuple(sorted(_kinds(stacked, joined, mine, rows))),
         )
         hosts = frozenset(stacked.hosts[w] for w in ranks)
-        lanes.append(_Lane(int(channel), (*shape, len(hosts)), transfer, exposed, spread, ranks, hosts))
+        lanes.append(Lane(int(channel), (*shape, len(hosts)), transfer, exposed, spread, ranks, hosts))
     return lanes
 
 
@@ -130,25 +133,25 @@ def _exposed_transfer(
 
 def slow_transfers(stacked: Stacked, baseline: Stacked | None, iteration_s: float) -> list[SlowTransfer]:
     """Slow channels, gathered by what they share. Empty where nothing is slow or nothing can be compared."""
-    lanes = _lanes(stacked)
-    families: dict[tuple[object, ...], list[_Lane]] = defaultdict(list)
+    lanes = lanes_of(stacked)
+    families: dict[tuple[object, ...], list[Lane]] = defaultdict(list)
     for lane in lanes:
         families[lane.shape].append(lane)
     slow: list[_Slow] = []
-    quick: list[_Lane] = []
+    quick: list[Lane] = []
     for number, family in enumerate(families.values()):
         found = _against_siblings(family, number) if len(family) >= 3 else []
         slow.extend(found)
         if len(family) >= 3:
             late = {item.lane.channel for item in found}
             quick.extend(lane for lane in family if lane.channel not in late)
-    transfers = _explain(stacked, slow, quick, "siblings")
+    transfers = _explain_all(stacked, slow, quick, "siblings")
     if baseline is not None:
-        before = {baseline.joined.channels[lane.channel].key: lane for lane in _lanes(baseline)}
+        before = {baseline.joined.channels[lane.channel].key: lane for lane in lanes_of(baseline)}
         named = {c for transfer in transfers for c in transfer.channels}
         keys = {lane.channel: stacked.joined.channels[lane.channel].key for lane in lanes}
         grown, steady = _against_baseline([lane for lane in lanes if lane.channel not in named], before, keys)
-        transfers.extend(_explain(stacked, grown, steady, "baseline"))
+        transfers.extend(_explain_all(stacked, grown, steady, "baseline"))
     return [t for t in transfers if t.seconds >= EFFECT_FLOOR * iteration_s]
 
 
@@ -156,14 +159,14 @@ def slow_transfers(stacked: Stacked, baseline: Stacked | None, iteration_s: floa
 class _Slow:
     """A lane with its distance to the reference."""
 
-    lane: _Lane
+    lane: Lane
     ratio: float
     seconds: float
     """Exposed transfer above the reference, per iteration."""
     family: int
 
 
-def _against_siblings(family: Sequence[_Lane], number: int) -> list[_Slow]:
+def _against_siblings(family: Sequence[Lane], number: int) -> list[_Slow]:
     length = min(len(lane.transfer_s) for lane in family)
     table = np.array([lane.transfer_s[:length] for lane in family])
     ratio = np.median(table / np.maximum(np.median(table, axis=0), 1e-9), axis=1)
@@ -182,17 +185,24 @@ def _against_siblings(family: Sequence[_Lane], number: int) -> list[_Slow]:
     ]
 
 
+def growth(lane: Lane, before: Lane) -> float:
+    """Times what all transfers of a lane together took in the healthy window.
+
+    Of the sums: where groups are not told apart, or only large messages are slow, most collectives are as quick as
+    ever, and the few that take the time would be outvoted.
+    """
+    return float(lane.transfer_s.sum() / max(float(before.transfer_s.sum()), 1e-9))
+
+
 def _against_baseline(
-    lanes: Sequence[_Lane], before: Mapping[str, _Lane], keys: Mapping[int, str]
-) -> tuple[list[_Slow], list[_Lane]]:
+    lanes: Sequence[Lane], before: Mapping[str, Lane], keys: Mapping[int, str]
+) -> tuple[list[_Slow], list[Lane]]:
     grown, steady = [], []
     for number, lane in enumerate(lanes):
         known = before.get(keys[lane.channel])
         if known is None or len(known.transfer_s) != len(lane.transfer_s):
             continue
-        # Of the sums: where groups are not told apart, or only large messages are slow, most collectives are as quick
-        # as ever, and the few that take the time would be outvoted.
-        ratio = float(lane.transfer_s.sum() / max(float(known.transfer_s.sum()), 1e-9))
+        ratio = growth(lane, known)
         if ratio > max(SLOWER, 1 + SPREADS * max(known.spread, lane.spread) / 2):
             grown.append(_Slow(lane, ratio, max(lane.exposed_s - known.exposed_s, 0.0), number))
         else:
@@ -200,7 +210,56 @@ def _against_baseline(
     return grown, steady
 
 
-def _explain(stacked: Stacked, slow: Sequence[_Slow], quick: Sequence[_Lane], reference: str) -> list[SlowTransfer]:
+def _explain_all(stacked: Stacked, slow: Sequence[_Slow], quick: Sequence[Lane], reference: str) -> list[SlowTransfer]:
+    """Groups within a host are slowed by its devices and their links, others by what lies between hosts."""
+    if len(set(stacked.hosts)) < 2 and reference == "baseline" and not quick:
+        return _explain(stacked, slow, quick, reference)
+    within = [item for item in slow if len(item.lane.hosts) == 1 and "" not in item.lane.hosts]
+    explained = _explain(stacked, [item for item in slow if item not in within], quick, reference)
+    for host in sorted({min(item.lane.hosts) for item in within}):
+        explained += _explain_within(
+            stacked,
+            host,
+            [item for item in within if host in item.lane.hosts],
+            [lane for lane in quick if lane.hosts == {host}],
+            reference,
+        )
+    return explained
+
+
+def _explain_within(
+    stacked: Stacked, host: str, slow: Sequence[_Slow], quick: Sequence[Lane], reference: str
+) -> list[SlowTransfer]:
+    """Devices and pairs of devices of one host that explain its slow lanes, as hosts and pairs of hosts do outside:
+    each lies in slow lanes only, and the one that explains most comes first."""
+    left, explained = list(slow), []
+    calm = [set(lane.ranks.tolist()) for lane in quick]
+    while left:
+        sets = [set(item.lane.ranks.tolist()) for item in left]
+        everyone = sorted(set().union(*sets))
+        devices = [(w,) for w in everyone if not any(w in lane for lane in calm)]
+        pairs = [p for p in combinations(everyone, 2) if not any(lane.issuperset(p) for lane in calm)]
+        reach = {place: sum(some.issuperset(place) for some in sets) for place in [*devices, *pairs]}
+        # A single group shows no device: its link, or any of them, may be the bad one.
+        reach = {place: number for place, number in reach.items() if number > 0 and (len(place) == 2 or number > 1)}
+        best = max(reach, key=lambda place: (reach[place], -len(place)), default=None)
+        if best is None or any(
+            reach[place] == reach[best] and len(place) == len(best) for place in reach if place != best
+        ):
+            whole = {w for w in range(len(stacked)) if stacked.hosts[w] == host} <= set(everyone)
+            undecided = "the slow groups share no two devices of this host that other groups avoid"
+            explained.append(
+                _transfer(stacked, left, "host" if whole else "group", (host,), reference, undecided, everyone)
+            )
+            break
+        mine = [item for item, some in zip(left, sets, strict=True) if some.issuperset(best)]
+        scope = "link" if len(best) == 2 else "rank"
+        explained.append(_transfer(stacked, mine, scope, (host,), reference, "", best))
+        left = [item for item in left if item not in mine]
+    return explained
+
+
+def _explain(stacked: Stacked, slow: Sequence[_Slow], quick: Sequence[Lane], reference: str) -> list[SlowTransfer]:
     """Hosts and links that explain the slow lanes: each lies in slow lanes only; the one that explains most comes
     first."""
     left = list(slow)
@@ -296,7 +355,7 @@ def stalls(stacked: Stacked, recurrence: Recurrence | None, iteration_s: float) 
         hit = hit[np.isin(stacked.steps[hit], known)]
     if not len(hit):
         return None
-    crossing = [lane for lane in _lanes(stacked) if len(lane.hosts) > 1]
+    crossing = [lane for lane in lanes_of(stacked) if len(lane.hosts) > 1]
     if not crossing:
         return None
     mean_s = float(excess[hit].sum()) / len(excess)
@@ -317,13 +376,22 @@ def stalls(stacked: Stacked, recurrence: Recurrence | None, iteration_s: float) 
 
 
 def _transfer(
-    stacked: Stacked, items: Sequence[_Slow], scope: str, hosts: tuple[str, ...], reference: str, undecided: str
+    stacked: Stacked,
+    items: Sequence[_Slow],
+    scope: str,
+    hosts: tuple[str, ...],
+    reference: str,
+    undecided: str,
+    within: Sequence[int] = (),
 ) -> SlowTransfer:
+    """`within`: the ranks to tell where a single host's devices explain it."""
     lanes = [item.lane for item in items]
     ranks = np.unique(np.concatenate([lane.ranks for lane in lanes]))
-    if scope == "host":
+    if within:
+        ranks = np.array(sorted(within), np.intp)
+    elif scope == "host":
         ranks = np.array([w for w in range(len(stacked)) if stacked.hosts[w] in hosts], np.intp)
-    if scope == "group":
+    if scope == "group" and not within:
         several = len(set(stacked.hosts)) > 1
         union = frozenset().union(*(lane.hosts for lane in lanes))
         hosts = tuple(sorted(union)) if several and len(union) < len(set(stacked.hosts)) else ()

@@ -8,18 +8,19 @@ share what they do there (a save, the start of an epoch), and who is done last i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from eroica.blame import HOST_CROWDED_EFFECT, HOST_SPREAD_FLOOR, SPREAD_FLOOR, Excess, is_host_only
-from eroica.causes import ON_THE_CPU, STARVATION_EXPLAINS, WORK_EXPLAINS, Cause, cause_of, crowding
+from eroica.causes import ON_THE_CPU, STARVATION_EXPLAINS, TUNING, WORK_EXPLAINS, Cause, cause_of, crowding
 from eroica.collectives import Float64s
 from eroica.context import SLOW_STEP, PhaseRecord, Recurrence
 from eroica.critical_path import Activity
 from eroica.localization import EFFECT_FLOOR, Roles, family_quantile, nan_median
 from eroica.names import ENGINE_WAIT_NAME, Phase
-from eroica.pattern import Stacked
+from eroica.pattern import Function, Stacked
 from eroica.utilisation import MU_SOURCES
 
 HOST_COVERAGE = 0.6
@@ -44,6 +45,9 @@ _TOGETHER = frozenset(
     {Activity.INPUT, Activity.CHECKPOINT, Activity.COMPILE, Activity.GC, Activity.ALLOCATOR, Activity.PYTHON}
 )
 """What ranks do in step; operators that take longer everywhere in a step are a busy host's."""
+_UNFAKED = frozenset({Activity.COMPILE})
+"""What a step need not be half as long again for: no host's jitter makes all ranks prepare code anew, and no job means
+to. A save or a collection of all ranks in one step is mostly meant."""
 _ONE_THING = frozenset({Activity.CHECKPOINT, Activity.COMPILE, Activity.GC, Activity.ALLOCATOR, Activity.SYNC})
 _NOTED_CAUSES = {
     "gc": ("host_gc", "garbage collections"),
@@ -114,13 +118,17 @@ def common_peaks(
     most = np.nanmax(np.where(np.isfinite(over), over, -np.inf), axis=0)
     few = _lower_quartile(over)
     length = nan_median(stacked.length_s, axis=1)
-    kinds = np.array([int(f.activity) for f in stacked.functions] + [-1])[stacked.top_function]
+    kinds = np.append(_kinds(stacked), -1)[stacked.top_function]
+    noise = max(1.4826 * float(np.nanmedian(np.abs(over))), SPREAD_FLOOR * iteration_s)
+    least_s = max(3 * EFFECT_FLOOR * iteration_s, family_quantile(own.shape[1]) * noise)
     hit = []
     for i in np.flatnonzero(~_evaluated(stacked, phases)):
-        if not (most[i] >= (SLOW_STEP - 1) * float(np.median(length)) and few[i] >= TOGETHER * most[i]):
-            continue
         counts = np.bincount(kinds[kinds[:, i] >= 0, i], minlength=len(Activity))
-        if counts.max() >= MOST_TOGETHER * len(stacked) and Activity(int(counts.argmax())) in _TOGETHER:
+        kind = Activity(int(counts.argmax()))
+        if counts[kind] < MOST_TOGETHER * len(stacked) or kind not in _TOGETHER:
+            continue
+        long_s = least_s if kind in _UNFAKED else (SLOW_STEP - 1) * float(np.median(length))
+        if most[i] >= long_s and few[i] >= TOGETHER * most[i]:
             hit.append(i)
     together = none.copy()
     together[hit] = True
@@ -141,7 +149,7 @@ def common_peaks(
         return None, none
     activity = stacked.functions[named].activity
     everyone = np.arange(len(stacked), dtype=np.intp)
-    cause, advice = _shared_cause(stacked, activity, cells, total, phases), ""
+    cause, advice = _shared_cause(stacked, stacked.functions[named], cells, total, phases), ""
     if activity == Activity.INPUT and _are_noted(stacked, cells, phases, "workers"):
         cause = Cause(
             "input_pipeline", True,
@@ -164,7 +172,7 @@ def common_peaks(
 
 def _shared_cause(
     stacked: Stacked,
-    activity: Activity,
+    function: Function,
     cells: npt.NDArray[np.intp],
     total_s: float,
     phases: Sequence[PhaseRecord],
@@ -172,12 +180,12 @@ def _shared_cause(
     noted = _noted(stacked, cells, total_s, phases)
     if noted is None:
         everyone = np.arange(len(stacked), dtype=np.intp)
-        noted = cause_of(stacked, activity, everyone, everyone, float("inf"), Phase.NONE)
+        noted = cause_of(stacked, function.activity, everyone, everyone, float("inf"), function.phase)
     ruled = (*noted.ruled_out, "a single rank: all do it at once, and who is done last changes nothing")
     because = noted.because
     if noted.cause == "checkpoint_io":
         because += "; all ranks do so in the same steps, so what they share is the storage"
-    return Cause(noted.cause, noted.certain, because, ruled)
+    return replace(noted, because=because, ruled_out=ruled)
 
 
 def _are_noted(stacked: Stacked, cells: npt.NDArray[np.intp], phases: Sequence[PhaseRecord], kind: str) -> bool:
@@ -282,7 +290,7 @@ def _of_functions(
     elif activity is None or named is None:
         cause = Cause("unknown", False, "no named function holds the excess of these steps", ())
     else:
-        cause = _rotating_cause(stacked, activity, cells, total)
+        cause = _rotating_cause(stacked, activity, cells, total, stacked.functions[named].phase)
     if cause.cause == "cpu_contention" and is_host_only(stacked) and mean_s < HOST_CROWDED_EFFECT * iteration_s:
         return None  # as much as other programs take from any rank of a busy host
     by_rank = np.bincount(cells[:, 0], weights=excess_s, minlength=len(stacked))
@@ -305,12 +313,12 @@ def _of_functions(
 def _heaviest(stacked: Stacked, held: Float64s) -> tuple[int | None, float]:
     """The function that holds most of `held`, seconds per function, and how much it and its like hold.
 
-    What preemption does not fake (a collection, a save, the compiler) is one thing wherever it happens; operators and
-    Python are each their own.
+    What preemption does not fake (a collection, a save, the compiler, a search with the kernels that it tries) is one
+    thing wherever it happens; operators and Python are each their own.
     """
     if not held.any():
         return None, 0.0
-    kinds = np.array([int(f.activity) for f in stacked.functions])
+    kinds = _kinds(stacked)
     groups = [np.flatnonzero(kinds == kind) for kind in sorted(set(kinds.tolist())) if Activity(kind) in _ONE_THING]
     groups += [np.array([k]) for k in np.flatnonzero(held) if Activity(int(kinds[k])) not in _ONE_THING]
     best = max(groups, key=lambda columns: float(held[columns].sum()))
@@ -339,6 +347,13 @@ def _noted(
         return None
     cause, what = _NOTED_CAUSES[kind]
     return Cause(cause, True, f"in these steps these ranks noted {what}, as long as the excess", ())
+
+
+def _kinds(stacked: Stacked) -> npt.NDArray[np.int64]:
+    """(F,) Of each function its activity, a search for kernels for what it is: preparing code, whatever runs in it."""
+    return np.array(
+        [int(Activity.COMPILE if f.phase == Phase.TUNING else f.activity) for f in stacked.functions], np.int64
+    )
 
 
 def _is_jitter(stacked: Stacked, function: int, cells: npt.NDArray[np.intp]) -> bool:
@@ -377,7 +392,11 @@ def _is_work_of_all(stacked: Stacked, cells: npt.NDArray[np.intp]) -> bool:
     return float(np.mean(told)) >= ALL_HAVE_IT
 
 
-def _rotating_cause(stacked: Stacked, activity: Activity, cells: npt.NDArray[np.intp], total_s: float) -> Cause:
+def _rotating_cause(
+    stacked: Stacked, activity: Activity, cells: npt.NDArray[np.intp], total_s: float, phase: Phase
+) -> Cause:
+    if phase == Phase.TUNING:
+        return TUNING
     by_work = stacked.top_by_work[cells[:, 0], cells[:, 1]]
     told = by_work[np.isfinite(by_work)]
     if (

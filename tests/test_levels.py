@@ -119,3 +119,45 @@ def test_another_thread_that_has_begun_to_run_on_all_ranks_is_told(size: int) ->
     ]
     made = compared(now, job(size, before))
     assert (made.verdict.scope, made.verdict.cause) == ("all", "gil_contention")
+
+
+def reducing(exposed: float, transfer: float = 0.04) -> list[Summary]:
+    """Eight ranks whose one reduction is hidden behind compute but for `exposed` seconds."""
+    reduce = h.Sample(transfer, 0.2, channel=h.everyone(8), exposed=exposed)
+    functions = {h.GEMM: 0.2, Function(Activity.COLLECTIVE, "all_reduce", None, None): exposed}
+    return h.job([h.Rank(own=0.2, length=0.2 + exposed, samples=[reduce], functions=functions)] * 8)
+
+
+def versions(torch: str, algorithm: str = "Ring") -> dict[str, object]:
+    return {"common": {"torch": torch, "env.NCCL_ALGO": algorithm}, "differences": []}
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "cause"),
+    [
+        (versions("2.6.0"), versions("2.7.1"), "version_change"),
+        (versions("2.6.0"), versions("2.6.0", "Tree"), "configuration"),
+        (versions("2.6.0"), versions("2.6.0"), "unknown"),
+        ({}, {}, "unknown"),
+    ],
+)
+def test_reductions_that_are_no_longer_hidden_are_laid_to_what_has_changed_and_not_to_the_network(
+    then: dict[str, object], now: dict[str, object], cause: str
+) -> None:
+    context = Context(baseline=stack(reducing(0.005)), baseline_environment=then, environment=now)
+    made = diagnose(stack(reducing(0.038)), context)
+    (found,) = made.findings
+    assert (found.cause, found.scope) == (cause, "all")
+    assert found.function is not None and found.function.name == "all_reduce"
+    assert any("network" in reason for reason in found.ruled_out)
+    assert ("2.6.0 -> 2.7.1" in " ".join(made.evidence[key].text for key in found.evidence)) == (
+        cause == "version_change"
+    )
+
+
+def test_reductions_that_take_longer_are_the_networks_though_versions_differ() -> None:
+    context = Context(
+        baseline=stack(reducing(0.005)), baseline_environment=versions("2.6.0"), environment=versions("2.7.1")
+    )
+    made = diagnose(stack(reducing(0.045, transfer=0.08)), context)
+    assert [f.cause for f in made.findings] == ["fabric_contention"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -237,3 +237,57 @@ def test_one_slow_collective_among_many_quick_ones_is_found_where_groups_are_not
 
     (transfer,) = slow_transfers(made(0.15), made(0.01), 1.0)
     assert transfer.scope == "group" and transfer.seconds == pytest.approx(0.14, rel=1e-2)
+
+
+def within(slow: set[tuple[int, ...]], groups: str = "01 23 45 67 02 13 46 57") -> Stacked:
+    """Pairs of the devices of one host, in two dimensions."""
+    lanes = [tuple(map(int, pair)) for pair in groups.split()]
+    made = stacked({lane: ((SLOW if lane in slow else FAST),) * 2 for lane in lanes})
+    return replace(made, hosts=("A",) * 8)
+
+
+def test_a_slow_pair_within_a_host_is_a_link_where_other_pairs_of_both_devices_are_quick() -> None:
+    (transfer,) = found(within({(2, 3)}))
+    assert (transfer.scope, transfer.hosts, transfer.ranks.tolist()) == ("link", ("A",), [2, 3])
+    assert transfer.on_one_host and not transfer.undecided
+
+
+def test_two_slow_pairs_that_share_a_device_are_that_device() -> None:
+    (transfer,) = found(within({(2, 3), (0, 2)}))
+    assert (transfer.scope, transfer.hosts, transfer.ranks.tolist()) == ("rank", ("A",), [2])
+
+
+def test_a_slow_ring_within_a_host_names_no_pair_of_its_devices() -> None:
+    groups = {tuple(range(k, k + 4)): ((SLOW if k == 4 else FAST),) * 4 for k in range(0, 16, 4)}
+    (transfer,) = found(stacked(groups, per_host=4))
+    assert (transfer.scope, transfer.hosts, transfer.ranks.tolist()) == ("host", ("B",), [4, 5, 6, 7])
+    assert transfer.undecided
+
+
+@dataclass(frozen=True)
+class Counter:
+    """A counter that stands out."""
+
+    rank: int
+    name: str = "nvlink_errors"
+    host: str = "B"
+    value: float = 900.0
+    peers: float | None = None
+    text: str = "device 1's NVLinks counted 900 errors"
+
+
+@pytest.mark.parametrize(("odd", "scope", "ranks"), [((5, 6), "link", "5-6"), ((6,), "rank", "6"), ((), "host", "4-7")])
+def test_link_counters_tell_which_edge_of_a_slow_ring_it_is(odd: tuple[int, ...], scope: str, ranks: str) -> None:
+    groups: dict[tuple[int, ...], tuple[float, ...]] = {
+        tuple(range(k, k + 4)): ((SLOW if k == 4 else FAST),) * 4 for k in range(0, 16, 4)
+    }
+    # Then all ranks meet, and those of the slow ring come last.
+    groups[tuple(range(16))] = tuple(FAST if 4 <= rank < 8 else SLOW for rank in range(16))
+    made = diagnose(
+        replace(stacked(groups, per_host=4), device_models=("GPU",) * 16),
+        Context(counters=[Counter(rank) for rank in odd]),
+    )
+    (finding,) = made.findings
+    assert (finding.cause, finding.scope, finding.ranks) == ("intra_node_link", scope, ranks)
+    assert finding.link == ("B/gpu1-B/gpu2" if scope == "link" else None)
+    assert ("NVLinks" in " ".join(made.evidence[key].text for key in finding.evidence)) == bool(odd)

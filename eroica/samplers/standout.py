@@ -348,9 +348,21 @@ def shared_cores(hosts: Mapping[str, Sequence[Counted]]) -> tuple[SharedCores, .
     return tuple(found)
 
 
+def _with_ranks(every: Sequence[Counted]) -> list[Counted]:
+    """The same, devices with the rank whose process computes there; None where it is no single one."""
+    ranks = {c["labels"]["pid"]: c["rank"] for c in every if c["kind"] == "rank" and c["labels"].get("pid")}
+    told = []
+    for counted in every:
+        own = {ranks[pid] for pid in counted["labels"].get("pids", "").split() if pid in ranks}
+        only = counted["kind"] == "device" and counted["rank"] is None and len(own) == 1
+        told.append(Counted(**{**counted, "rank": own.pop()}) if only else counted)
+    return told
+
+
 def stand_out(hosts: Mapping[str, Sequence[Counted]]) -> tuple[Observation, ...]:
     """What stands out of the counters of each host (`evidence.counters`), the strongest first."""
     found: list[Observation] = []
+    hosts = {host: _with_ranks(every) for host, every in hosts.items()}
     shared = {
         (kind, name): [
             _Value(host, counted, value[name])
