@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from eroica.blame import Indices
-from eroica.causes import CROWDED, ON_THE_CPU
+from eroica.causes import BLOCKING, CROWDED, ON_THE_CPU
 from eroica.collectives import Float64s
 from eroica.context import Context
 from eroica.findings import FunctionName
@@ -50,6 +50,8 @@ class Costly:
     """Causes of a common rise that it stands for: they are what it looks like."""
     is_finding: bool = True
     """Else it is worth a note."""
+    settings: frozenset[str] = frozenset()
+    """Names in the snapshot: a finding of a cause that has them (`Cause.settings`) tells the same thing."""
 
 
 def costly_settings(stacked: Stacked, context: Context, iteration_s: float, transfer_s: Float64s) -> list[Costly]:
@@ -114,6 +116,7 @@ def _anomaly(stacked: Stacked, context: Context, iteration_s: float) -> Iterator
         _worth(seconds, iteration_s),
         "Take set_detect_anomaly and detect_anomaly out, or keep them to the run in which a NaN is looked for.",
         frozenset({"unknown", "host_python", "version_change", "cpu_contention"}),
+        settings=frozenset({"torch.anomaly_mode"}),
     )
 
 
@@ -179,6 +182,7 @@ def _threads(stacked: Stacked, context: Context, iteration_s: float) -> Iterator
             "give loader workers one thread each.",
             frozenset({"cpu_contention", "unknown", "sync_amplification", "version_change", "host_python"}),
             is_finding=is_felt,
+            settings=frozenset({"torch.threads", *(f"env.{name}" for name in _THREAD_VARIABLES)}),
         )
 
 
@@ -258,12 +262,6 @@ _MODES = (
         "Unset TORCH_DISTRIBUTED_DEBUG for production; turn it on by hand while a hang is looked for.",
     ),
     _Mode(
-        "env.CUDA_LAUNCH_BLOCKING",
-        _ON,
-        "each launch waits until its kernel is done, so that host and device never overlap",
-        "Unset CUDA_LAUNCH_BLOCKING; it is for finding the line of a device error.",
-    ),
-    _Mode(
         "env.PYTORCH_NO_CUDA_MEMORY_CACHING",
         _ON,
         "each tensor is allocated by the driver, which waits for the device",
@@ -281,6 +279,11 @@ _MODES = (
         "DistributedDataParallel keeps statistics of its iterations",
         "",
         is_finding=False,
+    ),
+    # What it costs is seen in the traces of device jobs (`overheads`, `levels`), and others pay nothing.
+    *(
+        _Mode(name, _ON | {"2", "3"}, "each launch waits until its kernel is done", "It is for debugging.", False)
+        for name in BLOCKING.settings
     ),
     _Mode("env.NCCL_DEBUG", frozenset({"trace"}), "NCCL logs each call", "", is_finding=False),
     _Mode("env.TORCH_NCCL_BLOCKING_WAIT", _ON, "the host waits for each collective", "", is_finding=False),
@@ -312,4 +315,5 @@ def _modes(stacked: Stacked, context: Context) -> Iterator[Costly]:
             mode.advice,
             frozenset({"unknown", "version_change"}) if mode.is_finding else frozenset(),
             mode.is_finding,
+            frozenset({mode.setting}),
         )

@@ -237,7 +237,7 @@ def diagnose_in_detail(stacked: Stacked, context: Context | None = None) -> tupl
         costly_settings(stacked, context, iteration_s, transfer) if coverage.explained_share >= LEAST_EXPLAINED else []
     )
     drafts = _with_settings(stacked, drafts, costly, context, iteration_s)
-    coverage = replace(coverage, notes=(*coverage.notes, *_hiccups(context), *_setting_notes(costly)))
+    coverage = replace(coverage, notes=(*coverage.notes, *_hiccups(context), *_setting_notes(costly, drafts)))
     if usable and not drafts:
         coverage = replace(coverage, notes=(*coverage.notes, *_advice_notes(stacked)))
     evidence: dict[str, Evidence] = {}
@@ -419,22 +419,28 @@ def _with_settings(
     for one in costly:
         if not one.is_finding:
             continue
-        shown = [
+        mine = set(one.ranks.tolist())
+        same = [d for d in found if one.settings & set(d.cause.settings) and set(d.ranks.tolist()) <= mine]
+        if any(set(draft.ranks.tolist()) < mine for draft in same):
+            continue  # told already, and nearer
+        shown = same + [
             draft
             for draft in found
             if draft.cause.cause in one.covers
-            and (draft.scope in ("all", "rotating") or set(draft.ranks.tolist()) <= set(one.ranks.tolist()))
+            and (draft.scope in ("all", "rotating") or set(draft.ranks.tolist()) <= mine)
         ]
-        # What all ranks take longer than before is what it costs, if it was not there before.
-        rise = max((d.impact.seconds_per_iteration or 0.0 for d in shown if d.scope == "all"), default=0.0)
+        # What all ranks take longer than before is what it costs, if it was not there before; or than their peers.
+        told = [d for d in shown if d.scope == "all" or any(d is other for other in same)]
+        rise = max((d.impact.seconds_per_iteration or 0.0 for d in told), default=0.0)
         found = [draft for draft in found if all(draft is not other for other in shown)]
         found.append(setting_draft(stacked, one, iteration_s, rise if rise > (one.seconds or 0.0) else None))
     return sorted(found, key=lambda d: -(d.impact.seconds_per_iteration or 0.0))
 
 
-def _setting_notes(costly: Sequence[Costly]) -> list[str]:
+def _setting_notes(costly: Sequence[Costly], drafts: Sequence[Draft]) -> list[str]:
+    told = {name for draft in drafts for name in draft.cause.settings}
     return [f"a setting worth a look: {one.because}" + (f". {one.advice}" if one.advice else "")
-            for one in costly if not one.is_finding]  # fmt: skip
+            for one in costly if not one.is_finding and not one.settings & told]  # fmt: skip
 
 
 def _hiccups(context: Context) -> list[str]:

@@ -204,7 +204,7 @@ def _by_setting(stacked: Stacked, draft: Draft, context: Context) -> Draft:
     text = "the ranks that take longer are those with a setting of their own that acts on what they take longer for"
     return replace(
         draft,
-        cause=Cause("configuration", False, text, draft.cause.ruled_out),
+        cause=Cause("configuration", False, text, draft.cause.ruled_out, tuple(setting.name for setting in found)),
         evidence=(*draft.evidence, *(Evidence(setting.text, "environment", {}) for setting in found)),
     )
 

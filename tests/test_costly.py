@@ -138,8 +138,14 @@ def test_a_debug_mode_is_a_finding_without_a_price_and_a_wanted_option_is_a_note
 
 
 def test_a_mode_that_one_rank_has_is_that_ranks() -> None:
-    made = told(job(), {}, {"env.CUDA_LAUNCH_BLOCKING": "1"}, {})
+    made = told(job(), {}, {"env.PYTHONMALLOC": "debug"}, {})
     assert [(found.scope, found.ranks) for found in made.findings] == [("rank", "1")]
+
+
+def test_blocking_launches_without_a_device_that_waits_for_them_are_a_note() -> None:
+    made = told(job(), {"env.CUDA_LAUNCH_BLOCKING": "1"})
+    assert made.findings == ()
+    assert any("CUDA_LAUNCH_BLOCKING" in note for note in made.coverage.notes)
 
 
 def test_a_slow_rank_is_found_beside_a_setting_of_all() -> None:
