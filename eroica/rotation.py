@@ -48,6 +48,8 @@ _TOGETHER = frozenset(
 _UNFAKED = frozenset({Activity.COMPILE})
 """What a step need not be half as long again for: no host's jitter makes all ranks prepare code anew, and no job means
 to. A save or a collection of all ranks in one step is mostly meant."""
+FEW_ANEW = 2
+"""Stretches of steps in which all ranks do. One is the first steps, or a change of the job."""
 _ONE_THING = frozenset({Activity.CHECKPOINT, Activity.COMPILE, Activity.GC, Activity.ALLOCATOR, Activity.SYNC})
 _NOTED_CAUSES = {
     "gc": ("host_gc", "garbage collections"),
@@ -121,7 +123,7 @@ def common_peaks(
     kinds = np.append(_kinds(stacked), -1)[stacked.top_function]
     noise = max(1.4826 * float(np.nanmedian(np.abs(over))), SPREAD_FLOOR * iteration_s)
     least_s = max(3 * EFFECT_FLOOR * iteration_s, family_quantile(own.shape[1]) * noise)
-    hit = []
+    hit, is_unfaked = [], True
     for i in np.flatnonzero(~_evaluated(stacked, phases)):
         counts = np.bincount(kinds[kinds[:, i] >= 0, i], minlength=len(Activity))
         kind = Activity(int(counts.argmax()))
@@ -130,9 +132,10 @@ def common_peaks(
         long_s = least_s if kind in _UNFAKED else (SLOW_STEP - 1) * float(np.median(length))
         if most[i] >= long_s and few[i] >= TOGETHER * most[i]:
             hit.append(i)
+            is_unfaked = is_unfaked and kind in _UNFAKED
     together = none.copy()
     together[hit] = True
-    if len(hit) < FEW_ROTATING:
+    if len(hit) < FEW_ROTATING and not (is_unfaked and int((np.diff(hit) > 1).sum()) + 1 >= FEW_ANEW):
         known = recurrence.steps if recurrence is not None else np.empty(0, np.int64)
         hit = [i for i in hit if int(stacked.steps[i]) in known]
     mean_s = float(most[hit].sum()) / own.shape[1]
@@ -145,7 +148,8 @@ def common_peaks(
         if stacked.top_function[w, i] >= 0:
             held[stacked.top_function[w, i]] += min(float(stacked.top_excess_s[w, i]), max(float(over[w, i]), 0.0))
     named, covered = _heaviest(stacked, held)
-    if named is None or covered < HOST_COVERAGE * total:
+    # A search for kernels has many functions, and each step tells of one.
+    if named is None or (covered < HOST_COVERAGE * total and not is_unfaked):
         return None, none
     activity = stacked.functions[named].activity
     everyone = np.arange(len(stacked), dtype=np.intp)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from eroica.context import Context, PhaseRecord, Series
 from eroica.critical_path import Activity
 from eroica.diagnosis import diagnose
 from eroica.findings import Diagnosis
+from eroica.names import Phase
 from eroica.pattern import Function, stack
 from eroica.samplers.standout import Observation
 from tests import handmade as h
@@ -114,3 +117,26 @@ def test_all_ranks_that_wait_for_their_batches_from_the_first_step_on_are_told_w
 def test_a_loader_that_keeps_up_or_waits_on_one_rank_only_is_no_level() -> None:
     assert diagnose(stack(h.job(bound([0.004] * 4)))).findings == ()
     assert [f.scope for f in diagnose(stack(h.job(bound([0.05, 0.0, 0.0, 0.0])))).findings] == ["rank"]
+
+
+SEARCH = Function(Activity.COMPILE, "aten::cudnn_convolution", "model.py:57", "model.py:57", phase=Phase.TUNING)
+
+
+def searching(hit: list[int]) -> Diagnosis:
+    """A device job in which all ranks look for the fastest kernel of a new size in some steps, for a quarter of one."""
+    ranks = [replace(rank, has_device=True) for rank in job(SEARCH, [0.015] * 4, hit)]
+    return diagnose(
+        stack(h.job(ranks, STEPS)), Context(environment={"common": {"torch.cudnn.benchmark": True}, "differences": []})
+    )
+
+
+def test_searches_for_kernels_by_all_ranks_are_a_setting_though_no_step_is_half_as_long_again() -> None:
+    made = searching([2, 8])
+    (found,) = made.findings
+    assert (found.cause, found.scope, found.ranks) == ("configuration", "all", "0-3")
+    assert "torch.cudnn.benchmark is true on all ranks" in [made.evidence[key].text for key in found.evidence]
+
+
+@pytest.mark.parametrize("hit", [[2], [2, 3]])
+def test_a_search_in_one_step_or_in_its_neighbours_is_that_of_one_new_size(hit: list[int]) -> None:
+    assert searching(hit).findings == ()
