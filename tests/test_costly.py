@@ -142,6 +142,21 @@ def test_a_mode_that_one_rank_has_is_that_ranks() -> None:
     assert [(found.scope, found.ranks) for found in made.findings] == [("rank", "1")]
 
 
+@pytest.mark.parametrize(
+    ("setting", "value", "named"),
+    [("env.PYTHONMALLOC", "debug", "PYTHONMALLOC=debug"), ("env.MKL_DEBUG_CPU_TYPE", "5", "aten::mm")],
+)
+def test_a_setting_that_explains_a_slow_rank_is_told_once(setting: str, value: str, named: str) -> None:
+    usual = h.Rank(own=0.060, length=0.110, samples=[h.Sample(0.050, 0.060)], functions=USUAL, host="node1")
+    slow = h.Rank(own=0.100, length=0.110, samples=[h.Sample(0.010, 0.100)], functions={MATMUL: 0.1}, host="node1")
+    odd = {"name": setting, "usual": "null", "odd": [{"value": f'"{value}"', "ranks": "2"}]}
+    made = told(h.job([usual, usual, slow, usual]), {}, {}, {setting: value}, {}, environment={"differences": [odd]})
+    (found,) = made.findings
+    assert (found.cause, found.scope, found.ranks) == ("configuration", "rank", "2")
+    assert found.function is not None and found.function.name == named
+    assert found.impact.seconds_per_iteration == pytest.approx(0.040, rel=0.1)
+
+
 def test_blocking_launches_without_a_device_that_waits_for_them_are_a_note() -> None:
     made = told(job(), {"env.CUDA_LAUNCH_BLOCKING": "1"})
     assert made.findings == ()

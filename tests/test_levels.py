@@ -161,3 +161,17 @@ def test_reductions_that_take_longer_are_the_networks_though_versions_differ() -
     )
     made = diagnose(stack(reducing(0.045, transfer=0.08)), context)
     assert [f.cause for f in made.findings] == ["fabric_contention"]
+
+
+def test_a_debug_mode_since_the_healthy_window_is_told_once_with_what_it_costs() -> None:
+    name = "env.TORCH_DISTRIBUTED_DEBUG"
+    context = Context(
+        baseline=stack(reducing(0.005)),
+        baseline_environment={"common": {name: "OFF"}},
+        environment={"common": {name: "DETAIL"}},
+        settings={rank: {name: "DETAIL"} for rank in range(8)},
+    )
+    (found,) = diagnose(stack(reducing(0.038)), context).findings
+    assert (found.cause, found.scope) == ("configuration", "all")
+    assert found.function is not None and found.function.name == "TORCH_DISTRIBUTED_DEBUG=DETAIL"
+    assert found.impact.seconds_per_iteration == pytest.approx(0.033, rel=0.05)
