@@ -182,7 +182,7 @@ def with_records(stacked: Stacked, draft: Draft, context: Context) -> Draft:
             )
         )
     evidence.extend(_settings(draft.cause, ranks, context))
-    if draft.scope in ("rank", "host") or draft.network is not None:
+    if draft.scope in ("rank", "host", "link"):
         told = [o for o in context.counters if o.rank in ranks or (o.rank is None and o.host in draft.hosts)]
         evidence.extend(
             Evidence(o.text, "counters", {"name": o.name, "value": o.value, "peers": o.peers})
