@@ -20,8 +20,9 @@ from eroica.pattern import Stacked
 STANDING_EFFECT = 0.05
 """Share of the iteration without it that such a cost must reach: as much as makes a level slow (`pace.EFFECT`). Reading
 a loss back, once and at the end of a step, costs a well-tuned job 1 % (seen in synthetic ones), which is its choice."""
-MEASURED = 0.9
-"""Part of the effect that must be seen: launches that fill the queue again begin before the first kernel does."""
+MEASURED = 0.8
+"""Part of the effect that must be seen: launches that fill the queue again begin before the first kernel does. In
+synthetic jobs a tenth is not seen."""
 ON_MOST_RANKS = 0.25
 """The quantile over ranks that must pay it: three of four do. What fewer pay is a difference between ranks."""
 BLOCKING_EFFECT = 0.02
