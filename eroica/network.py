@@ -59,6 +59,10 @@ class SlowTransfer:
     share_of_steps: float = 1.0
 
 
+Operation = tuple[int, ...]
+"""(communications of its step, position, kind, hash of its type and size)"""
+
+
 @dataclass(frozen=True, slots=True)
 class Lane:
     """One channel as measured."""
@@ -67,6 +71,8 @@ class Lane:
     shape: tuple[object, ...]
     transfer_s: Float64s
     """Per position: median transfer over steps."""
+    operations: Mapping[Operation, tuple[int, float]]
+    """What runs at each position, in steps of each length: how often, and its median transfer."""
     exposed_s: float
     """Exposed transfer per iteration, waiting left out, median over members."""
     spread: float
@@ -93,28 +99,30 @@ def lanes_of(stacked: Stacked) -> list[Lane]:
         middle = float(np.median(full)) if len(full) else 0.0
         spread = float(1.4826 * np.median(np.abs(full - middle)) / middle) if middle > 0 and len(steps) > 2 else 0.0
         exposed = _exposed_transfer(stacked, joined, rows, ranks)
+        operations = _operations(stacked, joined, rows)
         named = joined.channels[channel]
         shape = (
             named.description,
             named.size or len(ranks),
             len(positions),
-            tuple(sorted(_kinds(stacked, joined, mine, rows))),
+            tuple(sorted({operation[2:] for operation in operations})),
         )
         hosts = frozenset(stacked.hosts[w] for w in ranks)
-        lanes.append(Lane(int(channel), (*shape, len(hosts)), transfer, exposed, spread, ranks, hosts))
+        lanes.append(Lane(int(channel), (*shape, len(hosts)), transfer, operations, exposed, spread, ranks, hosts))
     return lanes
 
 
-def _kinds(
-    stacked: Stacked, joined: Joined, mine: npt.NDArray[np.intp], rows: npt.NDArray[np.intp]
-) -> set[tuple[int, int]]:
-    first = rows[: len(mine)]
-    found = set()
-    for row in first:
-        ledger = stacked.summaries[joined.rank[row]].ledger
-        sample = joined.sample[row]
-        found.add((int(ledger.kind[sample]), int(ledger.check[sample])))
-    return found
+def _operations(stacked: Stacked, joined: Joined, rows: npt.NDArray[np.intp]) -> dict[Operation, tuple[int, float]]:
+    seen: dict[Operation, list[float]] = defaultdict(list)
+    which_of = joined.which[rows]
+    first = np.flatnonzero(np.diff(which_of, prepend=-1))  # rows of one communication stand together
+    mine = which_of[first]
+    _, back, lengths = np.unique(joined.step[mine], return_inverse=True, return_counts=True)
+    for which, at, length in zip(mine, first, lengths[back], strict=True):
+        ledger, sample = stacked.summaries[joined.rank[rows[at]]].ledger, joined.sample[rows[at]]
+        operation = (int(length), int(joined.position[which]), int(ledger.kind[sample]), int(ledger.check[sample]))
+        seen[operation].append(float(joined.transfer_s[which]))
+    return {operation: (len(each), float(np.median(each))) for operation, each in seen.items()}
 
 
 def _exposed_transfer(
@@ -185,13 +193,37 @@ def _against_siblings(family: Sequence[Lane], number: int) -> list[_Slow]:
     ]
 
 
-def growth(lane: Lane, before: Lane) -> float:
-    """Times what all transfers of a lane together took in the healthy window.
+SHARED = 0.5
+"""Part of the transfers of either window that must be of operations that both have, to compare them."""
+
+
+def growth(lane: Lane, before: Lane) -> float | None:
+    """Times what the same transfers of a lane together took in the healthy window; None = they are not the same ones.
 
     Of the sums: where groups are not told apart, or only large messages are slow, most collectives are as quick as
-    ever, and the few that take the time would be outvoted.
+    ever, and the few that take the time would be outvoted. Of the same operations at the same places of steps that
+    communicate as often: where a job does two things by turns, a window with more of one has longer transfers. Sizes
+    that are new in each step are left out of account.
     """
-    return float(lane.transfer_s.sum() / max(float(before.transfer_s.sum()), 1e-9))
+    if len(lane.transfer_s) != len(before.transfer_s):
+        return None
+    for depth in (4, 3):
+        now, then = (_at_depth(of.operations, depth) for of in (lane, before))
+        both = now.keys() & then.keys()
+        now_s, then_s = (sum(of[operation] for operation in both) for of in (now, then))
+        if both and now_s >= SHARED * sum(now.values()) and then_s >= SHARED * sum(then.values()):
+            return now_s / max(then_s, 1e-9)
+    return None
+
+
+def _at_depth(operations: Mapping[Operation, tuple[int, float]], depth: int) -> dict[Operation, float]:
+    """Transfers by the first `depth` things that are known of an operation."""
+    spent: dict[Operation, float] = defaultdict(float)
+    counts: dict[Operation, int] = defaultdict(int)
+    for operation, (count, seconds) in operations.items():
+        spent[operation[:depth]] += count * seconds
+        counts[operation[:depth]] += count
+    return {operation: seconds / counts[operation] for operation, seconds in spent.items()}
 
 
 def _against_baseline(
@@ -200,9 +232,9 @@ def _against_baseline(
     grown, steady = [], []
     for number, lane in enumerate(lanes):
         known = before.get(keys[lane.channel])
-        if known is None or len(known.transfer_s) != len(lane.transfer_s):
+        ratio = growth(lane, known) if known is not None else None
+        if known is None or ratio is None:
             continue
-        ratio = growth(lane, known)
         if ratio > max(SLOWER, 1 + SPREADS * max(known.spread, lane.spread) / 2):
             grown.append(_Slow(lane, ratio, max(lane.exposed_s - known.exposed_s, 0.0), number))
         else:

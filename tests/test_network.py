@@ -291,3 +291,33 @@ def test_link_counters_tell_which_edge_of_a_slow_ring_it_is(odd: tuple[int, ...]
     assert (finding.cause, finding.scope, finding.ranks) == ("intra_node_link", scope, ranks)
     assert finding.link == ("B/gpu1-B/gpu2" if scope == "link" else None)
     assert ("NVLinks" in " ".join(made.evidence[key].text for key in finding.evidence)) == bool(odd)
+
+
+def test_a_window_with_more_of_one_kind_of_steps_has_no_slower_transfers() -> None:
+    """Training reduces twice in a step, for long; generation five times, for a moment."""
+
+    def made(kinds: str) -> Stacked:
+        ranks = []
+        for host in "AABB":
+            samples = [h.Sample(0.3 if i < 2 else 0.1, channel=h.everyone(4)) for i in range(5)]
+            ranks.append(h.Rank(host=host, samples=samples))
+        told = []
+        for summary in h.job(ranks, len(kinds)):
+            ledger = summary.ledger
+            is_training = np.array(list(kinds))[ledger.step - ledger.step.min()] == "t"
+            keep = ~is_training | (ledger.position < 2)
+            lengths = np.where(is_training, ledger.duration_s, np.float32(0.1))[keep]
+            told.append(
+                h.less(
+                    summary,
+                    **{
+                        name: getattr(ledger, name)[keep]
+                        for name in ("step", "channel", "position", "kind", "check", "work_before_s")
+                    },
+                    duration_s=lengths,
+                    sample_exposed_s=lengths,
+                )
+            )
+        return stack(told)
+
+    assert slow_transfers(made("ttttttgg"), made("tggggggg"), 1.0) == []
