@@ -379,7 +379,8 @@ def _drafts(
             drafts.extend(
                 with_records(stacked, excess_draft(stacked, e, pricer, iteration_s), context)
                 for e in common_excess(stacked, context.baseline, iteration_s, changed, recurs=recurrence is not None)
-                if e.activity is None or e.activity not in moving
+                # "Unknown" helps nobody beside a finding, and would stand above it: it is told where nothing else is.
+                if (e.activity not in moving if e.activity is not None else not drafts)
             )
         common_rises = [d for d in drafts if d.scope == "all" and d.steps == "stable"]
         if common_rises and gap > 0 and is_self_inflicted(context, stacked.steps):
