@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from eroica.blame import stable_excesses, too_few
+from eroica.blame import is_host_only, stable_excesses, too_few
 from eroica.changes import changes
 from eroica.collectives import Float64s
 from eroica.context import FEW_STEPS, RECURRENT_STEPS, Context, durations_of, healthy_s, recurrence_of
@@ -359,7 +359,9 @@ def _drafts(
         excesses.extend(input_bound(stacked, iteration_s))
     drafts = [with_records(stacked, excess_draft(stacked, e, pricer, iteration_s, excesses), context) for e in excesses]
     drafts.extend(held)
-    slow = slow_transfers(stacked, context.baseline, iteration_s)
+    # Between processes of one host without devices a transfer is a copy by its CPUs: there is no link to be slow.
+    copied = is_host_only(stacked)
+    slow = [s for s in slow_transfers(stacked, context.baseline, iteration_s) if not (copied and s.on_one_host)]
     stalled = stalls(stacked, recurrence, iteration_s)
     drafts.extend(
         with_records(stacked, network_draft(stacked, one, iteration_s, waits, context), context)

@@ -99,6 +99,8 @@ def test_builtins_and_modules_lose_what_differs_between_processes() -> None:
         ("<built-in function collect>", Phase.GC),
         ("torch/distributed/distributed_c10d.py(2810): all_reduce", Phase.COMMUNICATION),
         ("torch/distributed/fsdp/_runtime_utils.py(330): _pre_forward", Phase.NONE),
+        ("torch/nn/parallel/distributed.py(2360): _distributed_broadcast_coalesced", Phase.COMMUNICATION),
+        ("<built-in method _broadcast_coalesced of PyCapsule object at 0x7f>", Phase.COMMUNICATION),
         ("c10d::allreduce_", Phase.COMMUNICATION),
         ("gloo:all_reduce", Phase.COMMUNICATION),
         ("record_param_comms", Phase.COMMUNICATION),
