@@ -17,6 +17,7 @@ from typing import Any
 
 from eroica import __version__, bus, hang
 from eroica.background import context_of
+from eroica.blame import is_host_only
 from eroica.commands import Frames
 from eroica.coordinator import GONE, Coordinator, Look, Policy, Window, missing_note
 from eroica.degradation import Change, Limits, Trigger
@@ -32,6 +33,9 @@ FOR_GOOD = ("deadlock", "collective_mismatch", "exception", "dead_worker", "star
 """Causes of a standstill that do not pass. A rank that merely has not come may still compile, load or start."""
 COMPUTES_S = 120.0
 """Silence of ranks that wait for nobody, from which on it is told: a person would not look sooner, either."""
+HOST_EFFECT = 2 * EFFECT
+"""What a first window must cost to be told in jobs without devices: ranks that share cores always differ by some per
+cent, and there is no healthy window yet that would show so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,7 +265,8 @@ def judge(
     is_cut = diagnosis.kind == "no_data" and (window.trigger == "baseline" or GONE in window.problems.values())
     is_nothing = is_cut or (window.cause is not None and diagnosis.kind == "healthy" and _is_back(diagnosis))
     # Nobody asked for the first window. What it shows is told if it costs as much as a slowdown would have to.
-    is_nothing = is_nothing or (window.trigger == "baseline" and 0 < _cost(diagnosis) < EFFECT)
+    least = HOST_EFFECT if is_host_only(stacked) else EFFECT
+    is_nothing = is_nothing or (window.trigger == "baseline" and 0 < _cost(diagnosis) < least)
     return Judged(diagnosis, detail, stacked, context.wires, not is_nothing)
 
 

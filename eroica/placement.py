@@ -1,13 +1,14 @@
 """Whose contention for cores it is: that of the ranks which show it, or that of a host which lets its ranks meet.
 
 Where ranks share fewer cores than they are, the slow ones are those that happen to run beside each other, and in the
-next window others do. To name the ranks of one window would be wrong then: the finding is the host's. A program that is
-not of the job and runs on the cores of some ranks only leaves it with these. Used by `diagnosis`.
+next window others do. To name the ranks of one window would be wrong then: the finding is the host's. What only comes
+with the cores of some ranks leaves it with these: a program that is not of the job, or that others are as crowded and
+none of them is slow. Used by `diagnosis`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 
 import numpy as np
@@ -30,7 +31,7 @@ def placed(stacked: Stacked, drafts: Sequence[Draft], context: Context) -> list[
         if draft.cause.cause == "cpu_contention" and draft.scope in ("rank", "host") and len(draft.ranks):
             ranks = set(stacked.ranks[draft.ranks].tolist())
             groups = [group for group in context.shared_cores if ranks & set(group.ranks)]
-            if groups and all(_is_of_host(group, stacked, context) for group in groups):
+            if groups and all(_is_of_host(group, ranks, stacked, context) for group in groups):
                 made = _of_hosts(stacked, draft, groups)
                 if made.hosts in told:
                     continue
@@ -40,8 +41,15 @@ def placed(stacked: Stacked, drafts: Sequence[Draft], context: Context) -> list[
     return kept
 
 
-def _is_of_host(group: SharedCores, stacked: Stacked, context: Context) -> bool:
-    """Who of the group is slow is chance."""
+def _is_of_host(group: SharedCores, slow: Set[int], stacked: Stacked, context: Context) -> bool:
+    """Who of the group is slow is chance: it does not come with the cores of this group, as where all of its ranks are
+    slow and no rank of another one that is as crowded."""
+    crowded = len(group.ranks) / group.num_cores
+    if set(group.ranks) <= slow and any(
+        other.host == group.host and len(other.ranks) / other.num_cores >= crowded and not slow & set(other.ranks)
+        for other in context.shared_cores
+    ):
+        return False
     everyone = {
         rank for rank, host in zip(stacked.ranks.tolist(), stacked.hosts, strict=True) if host in (group.host, "")
     }

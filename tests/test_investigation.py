@@ -14,11 +14,11 @@ import pytest
 from eroica import bus
 from eroica.codec import write_summary
 from eroica.commands import State, Unit
-from eroica.coordinator import Policy
+from eroica.coordinator import Policy, Window
 from eroica.critical_path import Activity
 from eroica.degradation import Change, Trigger
 from eroica.findings import to_json
-from eroica.investigation import Incident, Investigation
+from eroica.investigation import Incident, Investigation, judge
 from eroica.pattern import Function, Summary
 from tests import handmade as h
 from tests.buses import Ends, Network, in_one_process, over, over_nats
@@ -130,3 +130,21 @@ def test_a_network_that_loses_doubles_and_reorders_changes_nothing_in_the_diagno
 def test_the_diagnosis_over_nats_is_that_of_one_process(tmp_path: Path) -> None:
     with over_nats(tmp_path) as ends:
         assert json.dumps(diagnosed(ends)) == json.dumps(diagnosed(in_one_process()))
+
+
+@pytest.mark.parametrize(
+    ("late_s", "on_device", "is_told"), [(0.2, False, True), (0.06, False, False), (0.06, True, True)]
+)
+def test_a_first_window_of_ranks_that_share_cores_must_show_more_to_be_told(
+    late_s: float, on_device: bool, is_told: bool
+) -> None:
+    ranks = []
+    for work in [0.8 + (late_s if rank == SLOW else 0.0) for rank in range(8)]:
+        meet = h.Sample(0.85 + late_s - work, work_before=work, channel=h.everyone(8))
+        spent = {h.GEMM: 0.8, INPUT: work - 0.8}
+        ranks.append(h.Rank(own=work, length=0.85 + late_s, samples=[meet], functions=spent, has_device=on_device))
+    window = Window(number=1, trigger="baseline", cause=None, rank=None, asked_ns=0, start=10, num_steps=8)
+    window.summaries = dict(enumerate(h.job(ranks)))
+    made = judge(window, None, job="j", created="")
+    assert [finding.ranks for finding in made.diagnosis.findings] == [str(SLOW)]
+    assert made.is_news == is_told

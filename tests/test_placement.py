@@ -67,6 +67,14 @@ def test_a_stranger_on_the_cores_of_some_ranks_leaves_it_with_these() -> None:
     assert (finding.scope, finding.ranks) == ("rank", "2-3")
 
 
+def test_where_others_are_as_crowded_and_not_slow_it_stays_with_the_ranks_of_the_slow_cores() -> None:
+    hosts = {"a": host("a", ["0", "0", "1", "1", "2", "2", "3", "3"])}
+    (finding,) = said(hosts, [2, 3]).findings
+    assert (finding.scope, finding.ranks) == ("rank", "2-3")
+    (finding,) = said(hosts, [2]).findings
+    assert (finding.scope, finding.ranks) == ("host", "0-7")
+
+
 def test_a_rank_that_waits_on_a_core_of_its_own_is_named() -> None:
     hosts = {"a": host("a", [str(core) for core in range(8)])}
     (finding,) = said(hosts, [5]).findings
