@@ -28,7 +28,6 @@ from eroica.draft import (
     finding_of,
     level_draft,
     name_of,
-    network_draft,
     noted_draft,
     readable_s,
     self_inflicted_draft,
@@ -62,10 +61,8 @@ from eroica.pace import EFFECT
 from eroica.pattern import Stacked
 from eroica.placement import placed
 from eroica.rotation import common_peaks, rotating_excess
+from eroica.transfers import network_draft
 
-ESTABLISHED_COVERAGE = 0.8
-"""Share of the excess that a cause must cover to be called established (design section 4)."""
-SUPPORTED_COVERAGE = 0.5
 LEAST_EXPLAINED = 0.05
 """With less of the window explained, the traces say nothing: no conclusion, not even "healthy"."""
 MANY_WAIT = 0.02
