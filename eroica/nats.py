@@ -165,13 +165,13 @@ class NatsCarrier:
         from nats.aio.client import Client
 
         ended = asyncio.Event()
-
+        is_up = False
         reasons: list[Exception] = []
 
         async def on_error(error: Exception) -> None:
             reasons.append(error)
             del reasons[:-1]
-            if self.is_connected:  # else whoever waits for the connection tells it
+            if is_up:  # else whoever waits for the connection tells it
                 self._tell(f"the bus at {self._pass.url} says: {str(error) or type(error).__name__}")
 
         async def on_end() -> None:
@@ -204,6 +204,7 @@ class NatsCarrier:
             self._tell(f"no way to the bus at {given.url} ({str(reason) or type(reason).__name__}); trying on")
             await self._leave(client)
             return None, ended
+        is_up = True
         return client, ended
 
     async def _pump(self, client: Client, ended: asyncio.Event) -> None:
