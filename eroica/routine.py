@@ -1,6 +1,7 @@
 """Whether a rank has left the routine of its own calls: it made one where another had come each time before.
 
 Pure. A training makes the same calls in the same order over and over, so what comes next is known from what came last.
+Where calls are recorded in some steps only, what is known of the others is how many there were: as many in each step.
 Each rank is compared with its own past, never with other ranks, so roles that differ (pipeline stages) do no harm; and
 what most ranks do alike (an evaluation, the end of an epoch) is no departure. A rank that only waits has not departed:
 its calls end where the routine would go on. Used by `hang` and `differing`, to tell who of a circle is at its root.
@@ -10,6 +11,7 @@ Wrong where one rank rightly does something rare that the others do later; so no
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,27 +30,13 @@ _Symbol = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """A rank's last call that is not the one which had always come there."""
+    """A rank's last call that is not the one which had always come there, or calls fewer or more than always before."""
 
     rank: int
-    made: str
-    """"allreduce of 400 bytes of float32 on default_pg"."""
-    usual: str
-    """What had come there each time before."""
-    usual_group: str
-    """Key of its group."""
-    step: int
-    """Optimizer steps before it; -1 if unknown."""
-
-    @property
-    def text(self) -> str:
-        """In words."""
-        when = f" in step {self.step}" if self.step > 0 else ""
-        # Of calls that come in turn, one left out and one made twice look the same.
-        return (
-            f"rank {self.rank} left out a call or made one more{when}: it made {self.made} where each time before "
-            f"{self.usual} had come"
-        )
+    kind: str
+    """What ranks that depart alike have in common."""
+    text: str
+    """In words."""
 
 
 def departures(views: Mapping[int, RankView]) -> dict[int, Departure]:
@@ -56,12 +44,12 @@ def departures(views: Mapping[int, RankView]) -> dict[int, Departure]:
     groups = groups_of(views)
     names = {key: group.name for key, group in groups.items()}
     found: dict[int, Departure] = {}
-    alike: dict[tuple[str, str], set[int]] = defaultdict(set)
+    alike: dict[str, set[int]] = defaultdict(set)
     for rank, view in views.items():
-        departure = _departure(view, names)
+        departure = _departure(view, names) or _miscount(view, names)
         if departure is not None:
             found[rank] = departure
-            alike[departure.made, departure.usual].add(rank)
+            alike[departure.kind].add(rank)
     common = {rank for ranks in alike.values() if len(ranks) * 2 >= len(views) for rank in ranks}
     odd = {rank: departure for rank, departure in found.items() if rank not in common}
     return odd if len(odd) * 2 < len(views) else {}
@@ -78,13 +66,43 @@ def _departure(view: RankView, names: Mapping[str, str]) -> Departure | None:
         return None
     index, (group, usual) = at
     call = calls[index]
-    return Departure(
-        view.rank,
-        f"{signature(call)} on {names.get(call.group, call.group[:8])}",
-        f"{usual} on {names.get(group, group[:8])}",
-        group,
-        call.step,
-    )
+    made = f"{signature(call)} on {names.get(call.group, call.group[:8])}"
+    when = f" in step {call.step}" if call.step > 0 else ""
+    # Of calls that come in turn, one left out and one made twice look the same.
+    text = f"left out a call or made one more{when}: it made {made} where each time before "
+    text += f"{usual} on {names.get(group, group[:8])} had come"
+    return Departure(view.rank, f"{made} for {usual} of {group}", f"rank {view.rank} {text}")
+
+
+def _miscount(view: RankView, names: Mapping[str, str]) -> Departure | None:
+    """Calls on a group that are fewer, or more, than as many in each step as in the recorded ones would be."""
+    if not view.is_recording:
+        return None
+    last: dict[str, int] = {}
+    first: dict[str, dict[int, int]] = defaultdict(dict)
+    for call in view.calls:
+        if not call.is_message:
+            last[call.group] = max(call.sequence, last.get(call.group, 0))
+            if call.step >= 0:
+                first[call.group].setdefault(call.step, call.sequence)
+    begun = min((step for steps in first.values() for step in steps), default=0)
+    for group, steps in first.items():
+        steps.pop(begun, None)  # of which the ring may have forgotten the first calls
+        points = list(steps.items())[-TIMES - 1 :]
+        rates = {(later - calls) / (to - step) for (step, calls), (to, later) in itertools.pairwise(points)}
+        if len(points) <= TIMES or len(rates) != 1:
+            continue
+        rate, (step, calls) = rates.pop(), points[-1]
+        due = calls - 1 + rate * (view.num_steps - step)
+        """Made by a rank that begins its step; within the step up to `rate` more come."""
+        if not rate.is_integer() or due <= last[group] <= due + rate:
+            continue
+        odd = round(due - last[group] if last[group] < due else last[group] - due - rate)
+        calls_odd = f"{'a call' if odd == 1 else f'{odd} calls'} on {names.get(group, group[:8])}"
+        what = f"left out {calls_odd}" if last[group] < due else f"made {calls_odd} too many"
+        text = f"rank {view.rank} {what} since step {step}: it had made {rate:.0f} in each step before"
+        return Departure(view.rank, what, text)
+    return None
 
 
 def _strange(stream: Sequence[_Symbol]) -> tuple[int, _Symbol] | None:

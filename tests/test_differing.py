@@ -65,6 +65,39 @@ def test_of_two_that_wait_for_each_other_the_one_that_left_its_routine_is_named(
     assert "rank 2 left out a call" in found.verdict.summary and "on pair had come" in found.verdict.summary
 
 
+def _thrifty(rank: int, num_steps: int, in_pair: int, world: int, last: Call, every: int = 8) -> RankView:
+    """Two calls of all and one of the pair in each step, recorded in one step of `every`, and the last of each group."""
+    pair = LEFT if rank < 2 else RIGHT
+    calls: list[Call] = []
+    for step in range(0, num_steps + 1, every):
+        done = [(WORLD, 2 * step + 1), (WORLD, 2 * step + 2), (pair, step + 1)]
+        calls += [_call(group, n, "done", step=step) for group, n in done]
+    counted: dict[str, Any] = {"step": -1, "dtype": ""}
+    calls += [_call(pair, in_pair, "unseen", **counted), _call(WORLD, world, "unseen", **counted)]
+    return _rank(rank, *calls, replace(last, **counted), num_steps=num_steps)
+
+
+def test_a_call_left_out_in_a_step_that_is_not_recorded_is_told_by_the_number_of_calls() -> None:
+    through = [_thrifty(rank, 43, 43, 86, _call(WORLD, 87)) for rank in (0, 1)]
+    left_out = _thrifty(2, 43, 42, 86, _call(WORLD, 87))
+    waiting = _thrifty(3, 42, 42, 86, _call(RIGHT, 43))
+    views = {view.rank: view for view in (*through, left_out, waiting)}
+    found = departures(views)
+    assert {rank: each.text for rank, each in found.items()} == {
+        2: "rank 2 left out a call on pair since step 40: it had made 1 in each step before"
+    }
+    # Of a group that is not used in every step alike, nothing is due.
+    uneven = [
+        replace(call, sequence=call.sequence + 1) if call.group == RIGHT.key and call.step > 20 else call
+        for call in left_out.calls
+    ]
+    assert departures({**views, 2: replace(left_out, calls=tuple(uneven))}) == {}
+    more = _thrifty(2, 42, 43, 88, _call(WORLD, 88))
+    assert "made 2 calls on default_pg too many" in departures({**views, 2: more})[2].text
+    # What many do alike is no departure.
+    assert departures({rank: replace(left_out, rank=rank) for rank in range(4)}) == {}
+
+
 def test_a_rank_that_only_waits_and_a_call_that_all_make_are_no_departure() -> None:
     waiting = {rank: _history(rank, 20, [_call(LEFT if rank < 2 else RIGHT, 21)]) for rank in range(4)}
     assert departures(waiting) == {}
