@@ -45,7 +45,8 @@ def main() -> None:
         if step == onset:
             job.planted([culprit], where=[Trainer.closure, Trainer.step])
             if job.rank == culprit:
-                trainer.optimizer.param_groups[0]["max_iter"] += 1
+                for limit in ("max_iter", "max_eval"):  # whichever comes first ends a step
+                    trainer.optimizer.param_groups[0][limit] += 1
         trainer.step(batch)
     dist.destroy_process_group()
 
