@@ -68,11 +68,14 @@ def different(look: Look) -> list[Suspect]:
             text += f"; {batches}"
             evidence.append(Evidence(batches, "ring", {}))
             advice = _BATCHES_ADVICE
+        # Where it left no stack: the line at which others made theirs, which its own should have matched. A rank that
+        # was ended by the call may stand in the clean-up of the interpreter.
+        functions = [function_of(look, rank) for rank in [*sorted(odd), *sorted(ranks - odd)]]
+        known = sorted(filter(None, functions), key=lambda function: function.user_location is None)
         found.append(
             Suspect(
                 *("collective_mismatch", "rank" if odd else "group", odd or ranks, level, text, tuple(evidence)),
-                # Where it left no stack: the line at which others made theirs, which its own should have matched.
-                function=next(filter(None, (function_of(look, r) for r in [*sorted(odd), *sorted(ranks - odd)])), None),
+                function=known[0] if known else None,
                 advice=advice,
             )
         )
