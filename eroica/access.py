@@ -24,6 +24,8 @@ from eroica.errors import UserError
 
 VARIABLE = "EROICA_COORDINATOR"
 """A pass, or a URL: nats://NAME:SECRET@HOST:PORT, tls:// off this host."""
+STORE = "store"
+"""Instead of a pass: it is to be found in the job's own store."""
 JOB_VARIABLE, CA_VARIABLE = "EROICA_JOB", "EROICA_CA"
 VARIABLES = (VARIABLE, JOB_VARIABLE, CA_VARIABLE)
 ALL_JOBS = "*"
@@ -83,14 +85,19 @@ def load_pass(path: Path) -> Pass:
         raise UserError(f"{path}: the pass cannot be read ({error.strerror or error})") from None
     if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o077:
         raise UserError(f"{path}: a pass must be for its owner alone; chmod 600 it")
+    return as_pass(data, str(path))
+
+
+def as_pass(data: str | bytes, where: str) -> Pass:
+    """A pass from the JSON of one. Raises UserError, which begins with `where`."""
     try:
-        plain = json.loads(data)
+        plain = json.loads(data[:MOST_BYTES])
         known = {name: plain[name] for name in ("url", "user", "password", "job", "ca") if name in plain}
         if not all(isinstance(value, str) for value in known.values()):
             raise TypeError
         return Pass(**known)
-    except (ValueError, TypeError, KeyError):
-        raise UserError(f"{path}: this is no pass; eroica serve writes them") from None
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise UserError(f"{where}: this is no pass; eroica serve writes them") from None
 
 
 def find_pass(environ: Mapping[str, str]) -> Pass | None:

@@ -36,6 +36,7 @@ _BUS_HELP = (
     "where the coordinator (eroica serve) is to be reached: a pass that it wrote, or a URL without a secret (default: "
     "EROICA_COORDINATOR, which may hold one)"
 )
+_MEETS_HELP = "; store: the runs of all hosts find each other in the job's own store, and that of rank 0 coordinates"
 MAX_SHOWN_BYTES = 256 << 20
 """A diagnosis of a million ranks has some megabytes; what is bigger is another file, or a device without end."""
 
@@ -108,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="keep the flight rings in DIR/rings-TIME when the job has ended, for eroica show",
     )
-    command.add_argument("--bus", metavar="PASS|URL", default="", help=_BUS_HELP)
+    command.add_argument("--bus", metavar="PASS|URL|store", default="", help=_BUS_HELP + _MEETS_HELP)
     command.add_argument(
         "words", nargs=argparse.REMAINDER, metavar="-- COMMAND...", help="the job, as you would start it yourself"
     )
@@ -154,6 +155,7 @@ def _parser() -> argparse.ArgumentParser:
         "--bus", metavar="PASS|URL", default="", help="use this bus instead, as its coordinator; no secret in a URL"
     )
     command.add_argument("--no-baseline", action="store_true", help="do not capture a window after warm-up")
+    command.add_argument("--until-over", action="store_true", help="end when all agents that have come have left again")
 
     command = _command(
         commands,
@@ -323,10 +325,12 @@ def _kinds(text: str) -> frozenset[str]:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from eroica.access import JOB_VARIABLE, STORE, VARIABLE
     from eroica.commands import Frames
     from eroica.coordinator import Policy
     from eroica.launch import NotStartedError
     from eroica.live import Run, run
+    from eroica.relay import job_key
 
     words = options.words[1:] if options.words[:1] == ["--"] else options.words
     if not words:
@@ -334,8 +338,12 @@ def _run(options: argparse.Namespace) -> int:
     on_demand = options.capture == "on-demand"
     if on_demand and options.frames == "sampled":
         options.usage("argument --frames: on demand, frames are traced or none: nobody in the process looks at stacks")
-    given, key = _coordinator(options, need=False), ""
-    if given is not None:
+    meets = (options.bus or os.environ.get(VARIABLE, "")) == STORE
+    given = None if meets else _coordinator(options, need=False)
+    key = ""
+    if meets:
+        key = job_key(options.job or os.environ.get(JOB_VARIABLE, "") or "job")
+    elif given is not None:
         key = _key(given.job, options)
     frames = Frames[(options.frames or ("traced" if on_demand else "sampled")).upper()]
     plan = Run(
@@ -346,6 +354,7 @@ def _run(options: argparse.Namespace) -> int:
         keep_rings=options.out / f"rings-{time.strftime('%Y%m%d-%H%M%S')}" if options.keep_rings else None,
         policy=Policy(baseline=not options.no_baseline, frames=frames),
         coordinator=given,
+        meets=options.out if meets else None,
         key=key,
     )
     try:
@@ -396,6 +405,7 @@ def _serve(options: argparse.Namespace) -> int:
         jobs=tuple(options.job),
         coordinator=_coordinator(options, need=False) if options.bus else None,
         policy=Policy(baseline=not options.no_baseline),
+        until_over=options.until_over,
     )
     tellers: dict[str, Callable[[Incident], None]] = {}
 

@@ -27,6 +27,7 @@ from eroica.coordinator import Policy
 from eroica.errors import EroicaError
 from eroica.investigation import Incident, Investigation
 from eroica.launch import Job, Workspace, environment_for, start
+from eroica.meetup import Meeting
 from eroica.nats import NatsCarrier
 from eroica.ondemand import OnDemand
 from eroica.recording import LEAD_S, MOST_EVENTS, Recording
@@ -35,6 +36,8 @@ from eroica.ring import SUFFIX
 
 LOOKS_PER_S = 10
 """Each reads the heads of all rings, some 100 microseconds per rank."""
+MEET_S = 0.5
+"""Between two looks for where ranks meet: each reads all rings."""
 TO_HEAR_S = 3.0
 """After the end of the job, for a coordinator that is not heard to come back; a job may be over before it was there."""
 LAST_WORDS_S = 30.0
@@ -60,6 +63,8 @@ class Run:
     """Asked with the number of troubles told so far; True ends the job. For demos."""
     coordinator: Pass | None = None
     """How to reach the coordinator; None: there is none but our own."""
+    meets: Path | None = None
+    """Find the coordinator by the job's own store; where diagnoses go if it falls to us to bring it along."""
     key: str = ""
     """Name of the job on the bus, equal on all of its hosts."""
 
@@ -69,7 +74,7 @@ def run(plan: Run, tell: Callable[[Incident], None], say: Callable[[str], None])
 
     `tell` gets each incident, `say` a sentence now and then. Raises UserError if the command cannot be started.
     """
-    with Workspace.create(os.environ) as workspace, ExitStack() as opened:
+    with Workspace.create(os.environ) as workspace, ExitStack() as at_end, ExitStack() as opened:
         # The ranks have no use for our secrets.
         base = {name: value for name, value in os.environ.items() if name not in VARIABLES}
         added, recording = dict(plan.environment), None
@@ -82,6 +87,14 @@ def run(plan: Run, tell: Callable[[Incident], None], say: Callable[[str], None])
         job = start(plan.command, environment=environment_for(workspace.path, added, base=base))
         watcher: _Watcher | None = None
         try:
+            if plan.meets is not None:
+                meeting = Meeting(workspace.path, job=plan.key, out=plan.meets, environ=base, say=say)
+                at_end.callback(meeting.close, LAST_WORDS_S)  # the runs of other hosts need the coordinator till then
+                found = _met(job, meeting)
+                if isinstance(found, int):
+                    say("the job ended before its runs had met: nothing of it was watched")
+                    return found
+                plan = replace(plan, coordinator=found)
             watcher = _Watcher(plan, workspace.path, tell, say, recording)
             return _until_end(job, watcher, plan)
         except Exception as error:  # a fault of ours, too: the job must not lose its parent and its status to it
@@ -97,6 +110,15 @@ def run(plan: Run, tell: Callable[[Incident], None], say: Callable[[str], None])
         while (status := job.wait(60.0)) is None:
             pass
         return status
+
+
+def _met(job: Job, meeting: Meeting) -> Pass | int:
+    """The way to the coordinator, or the status of a job that has ended before there was one."""
+    while (status := job.wait(MEET_S)) is None:
+        found = meeting.look()
+        if found is not None:
+            return found
+    return status
 
 
 def _until_end(job: Job, watcher: _Watcher, plan: Run) -> int:

@@ -9,6 +9,7 @@ goes on when either dies. Both are loops in one thread, with the bus in another 
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import select
@@ -39,6 +40,8 @@ OVER_BUS_S = 0.5
 way."""
 FORGET_S = 900.0
 """A job whose agents are all away for so long is over."""
+LAST_WORD_S = 2.0
+"""For what agents that leave are to be told, and for another that is about to come."""
 SCAN_S = 2.0
 """Between looks for new jobs on a host."""
 
@@ -55,6 +58,8 @@ class Serve:
     coordinator: Pass | None = None
     """The coordinator's pass to a bus that is there already; None: we bring one along."""
     policy: Policy = field(default_factory=Policy)
+    until_over: bool = False
+    """End once all agents that have come have left."""
 
 
 def far(policy: Policy) -> Policy:
@@ -79,6 +84,8 @@ class Coordinators:
         self._say = say
         self.jobs: dict[str, Investigation] = {}
         self._seen_s: dict[str, float] = {}
+        self._left: set[tuple[str, str]] = set()
+        """Jobs and hosts whose agents have said so."""
         self._reception = Reception(carrier, self._begin, clock=time.monotonic_ns, say=say)
 
     def look(self) -> None:
@@ -96,9 +103,25 @@ class Coordinators:
                 del self.jobs[job], self._seen_s[job]
                 self._say(f"job {job} is over: no agent of it has been heard for {FORGET_S:.0f} s")
 
+    @property
+    def is_over(self) -> bool:
+        """Some have come, and all have left, or are heard no more."""
+        links = self._reception.links
+        return bool(links) and not any(
+            is_heard and (job, host) not in self._left
+            for job, link in links.items()
+            for host, is_heard in link.hosts.items()
+        )
+
     def _begin(self, link: CoordinatorLink) -> None:
         job = link.job
         self._say(f"job {job} has an agent")
+
+        def leave(message: bus.Message) -> None:
+            if isinstance(message, bus.Leaving):
+                self._left.add((job, message.host))
+
+        link.subscribe((bus.Leaving,), leave)
 
         def tell(incident: Incident) -> None:
             self._tell(job, incident)
@@ -143,7 +166,8 @@ def serve(
         opened.callback(carrier.close)
         coordinators = Coordinators(carrier, plan.policy, tell, say)
         has_said = False
-        while not is_over():
+        over_s = math.inf
+        while not is_over() and time.monotonic() < over_s:
             select.select([carrier.handle], [], [], ROUND_S)
             if broker is not None:
                 try:
@@ -155,6 +179,10 @@ def serve(
                         say(f"{error}; trying on")
                     has_said = True
             coordinators.look()
+            if plan.until_over and coordinators.is_over:
+                over_s = min(over_s, time.monotonic() + LAST_WORD_S)
+            else:
+                over_s = math.inf
 
 
 class HostAgent:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 import json
 import os
 import select
@@ -23,6 +21,7 @@ from eroica.broker import Broker, Listening
 from eroica.bus import Answered
 from eroica.commands import State
 from eroica.errors import UnavailableError
+from eroica.meetup import certify
 from eroica.nats import NatsCarrier
 from tests.buses import TIMEOUT_S, over_nats
 
@@ -133,30 +132,10 @@ def test_a_server_that_cannot_listen_is_told_in_its_own_words(tmp_path: Path, op
 
 def certificate(folder: Path, name: str) -> Listening:
     """A certificate that signs itself, for loopback."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-    now = datetime.datetime.now(datetime.UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
-        .sign(key, hashes.SHA256())
-    )
-    (folder / f"{name}.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    (folder / f"{name}.key").write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return Listening(certificate=folder / f"{name}.pem", key=folder / f"{name}.key")
+    listening = Listening(certificate=folder / f"{name}.pem", key=folder / f"{name}.key")
+    assert listening.certificate is not None and listening.key is not None
+    certify("127.0.0.1", listening.certificate, listening.key)
+    return listening
 
 
 def test_a_server_with_a_certificate_is_believed_by_who_holds_it_and_by_nobody_else(

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -62,13 +62,15 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def start(home: Path, host: str, node: int, port: int, *words: str) -> subprocess.Popen[str]:
-    """`eroica run` on one of two hosts, with two ranks each."""
+def start(
+    home: Path, host: str, node: int, port: int, *words: str, way: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """`eroica run` on one of two hosts, with two ranks each. `way`: to the coordinator; None: by its pass."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node}"]
     launcher += ["--nproc-per-node=2", "--master-addr=127.0.0.1", f"--master-port={port}", str(JOB), *words]
     return subprocess.Popen(
         [sys.executable, "-m", "eroica", "run", "--out", str(home / f"out-{host}"), "--", *launcher],
-        env=environment(home, host) | {"EROICA_COORDINATOR": str(home / "state" / "waves.pass")},
+        env=environment(home, host) | (way or {"EROICA_COORDINATOR": str(home / "state" / "waves.pass")}),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -76,8 +78,8 @@ def start(home: Path, host: str, node: int, port: int, *words: str) -> subproces
     )
 
 
-def diagnoses(home: Path) -> list[dict[str, Any]]:
-    files = sorted((home / "out" / "waves").glob("diagnosis-*.json"), key=lambda path: path.stat().st_mtime_ns)
+def diagnoses(home: Path, out: str = "out") -> list[dict[str, Any]]:
+    files = sorted((home / out / "waves").glob("diagnosis-*.json"), key=lambda path: path.stat().st_mtime_ns)
     found = [json.loads(file.read_text()) for file in files]
     for one in found:
         from_json(one)
@@ -101,6 +103,22 @@ def test_a_slow_rank_of_a_job_over_two_hosts_is_told_with_its_host(tmp_path: Pat
     assert "live_job.py" in found[0]["findings"][0]["function"]["user_location"]
     assert all("input pipeline" in stderr for _, stderr in ended), told
     assert not list(tmp_path.glob("[ab]/eroica/*")), "captures and rings are cleared away"
+
+
+@pytest.mark.full
+@pytest.mark.e2e
+def test_the_runs_of_a_job_meet_in_its_own_store_without_having_been_told_where(tmp_path: Path) -> None:
+    port, way = free_port(), {"EROICA_COORDINATOR": "store", "EROICA_JOB": "waves"}
+    hosts = enumerate(("a", "b"))
+    runs = [start(tmp_path, host, node, port, "600", "slow", "300", "2", way=way) for node, host in hosts]
+    ended = [run.communicate(timeout=TIMEOUT_S) for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], ended
+    found = [one for one in diagnoses(tmp_path, "out-a") if one["kind"] == "slow"]
+    assert [(one["verdict"]["ranks"], one["verdict"]["cause"]) for one in found] == [("2", "input_pipeline")], ended
+    assert found[0]["placement"]["hosts"] == {"a": "0-1", "b": "2-3"}
+    assert "it brings the coordinator along" in ended[0][1] and "along" not in ended[1][1]
+    assert all("input pipeline" in stderr for _, stderr in ended)
+    assert not list(tmp_path.glob("[ab]/eroica/*")), "rings, passes and certificates are cleared away"
 
 
 @pytest.mark.full
