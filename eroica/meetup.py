@@ -6,7 +6,7 @@ on the other hosts look there until it comes. A process of ours asks the store, 
 do nothing for it, and lose nothing if it fails. Used by `live`.
 
 The pass is then as safe as the store, which has neither secrets nor encryption: whoever reaches it could join, or
-break, the job itself just as well. Where that is too little, `eroica serve` and a pass that is brought along are the way.
+break, the job itself just as well. Where that is too little, there are `eroica serve` and a pass that is brought along.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def _exchange(host: str, port: int, ours: str) -> str:
     import time
     from datetime import timedelta
 
-    from torch.distributed import TCPStore
+    from torch.distributed.distributed_c10d import TCPStore
 
     store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=ASK_S), wait_for_workers=False)
     if ours:
@@ -215,4 +215,4 @@ def _exchange(host: str, port: int, ours: str) -> str:
 
 
 if __name__ == "__main__":
-    print(_exchange(sys.argv[1], int(sys.argv[2]), sys.stdin.read()))
+    sys.stdout.write(_exchange(sys.argv[1], int(sys.argv[2]), sys.stdin.read()))

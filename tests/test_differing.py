@@ -66,7 +66,7 @@ def test_of_two_that_wait_for_each_other_the_one_that_left_its_routine_is_named(
 
 
 def _thrifty(rank: int, num_steps: int, in_pair: int, world: int, last: Call, every: int = 8) -> RankView:
-    """Two calls of all and one of the pair in each step, recorded in one step of `every`, and the last of each group."""
+    """Two calls of all and one of the pair per step, recorded in one step of `every`, and the last of each group."""
     pair = LEFT if rank < 2 else RIGHT
     calls: list[Call] = []
     for step in range(0, num_steps + 1, every):

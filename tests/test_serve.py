@@ -70,7 +70,7 @@ def start(
     launcher += ["--nproc-per-node=2", "--master-addr=127.0.0.1", f"--master-port={port}", str(JOB), *words]
     return subprocess.Popen(
         [sys.executable, "-m", "eroica", "run", "--out", str(home / f"out-{host}"), "--", *launcher],
-        env=environment(home, host) | (way or {"EROICA_COORDINATOR": str(home / "state" / "waves.pass")}),
+        env=environment(home, host) | dict(way or {"EROICA_COORDINATOR": str(home / "state" / "waves.pass")}),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
