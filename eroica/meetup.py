@@ -204,7 +204,7 @@ def _exchange(host: str, port: int, ours: str) -> str:
     import time
     from datetime import timedelta
 
-    from torch.distributed.distributed_c10d import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=ASK_S), wait_for_workers=False)
     if ours:
