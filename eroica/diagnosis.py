@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from eroica.blame import is_host_only, stable_excesses, too_few
+from eroica.blame import Excess, is_host_only, stable_excesses, too_few
 from eroica.changes import changes
 from eroica.collectives import Float64s
 from eroica.context import FEW_STEPS, RECURRENT_STEPS, Context, durations_of, healthy_s, recurrence_of
@@ -334,6 +334,13 @@ def _iso(ns: int | None) -> str | None:
         return None
 
 
+def _is_by_the_way(common: Excess, moving: Excess) -> bool:
+    """What moves over the ranks hits them all in some steps, by chance; and a step in which they all stay in some Python
+    for longer is no second fault beside what moves and costs more: it counts because long steps recur, and they do."""
+    is_vague = common.activity == Activity.PYTHON and common.seconds < moving.seconds / 2
+    return common.activity == moving.activity or is_vague
+
+
 def _drafts(
     stacked: Stacked, roles: Roles, where: Localization, context: Context, iteration_s: float, waits: Float64s
 ) -> list[Draft]:
@@ -344,8 +351,8 @@ def _drafts(
     recurrence = recurrence_of(context.series, context.onset, is_noticed=context.trigger in ("recurring", "offline"))
     common, together = common_peaks(stacked, iteration_s, recurrence, context.phases)
     rotating = rotating_excess(stacked, roles, iteration_s, excesses, recurrence, context.phases, together)
-    if common is not None and rotating is not None and common.activity == rotating.activity:
-        common = None  # what moves over the ranks hits them all in some steps, by chance
+    if common is not None and rotating is not None and _is_by_the_way(common, rotating):
+        common = None
     excesses += beside([excess for excess in (rotating, common) if excess is not None], held)
     if context.baseline is None or not len(context.baseline):
         known = {e.activity for e in excesses}

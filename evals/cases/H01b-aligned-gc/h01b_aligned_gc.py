@@ -21,6 +21,7 @@ def main() -> None:
     kept: list[dict[str, Any]] = []
     model = job.model()
     optimizer = job.optimizer(model)
+    gc.freeze()  # what the libraries keep would take long to look through
     gc.disable()
     for step, batch in job.batches(job.loader(job.dataset())):
         if step == jobs.AFTER:
