@@ -271,6 +271,13 @@ def to_json(diagnosis: Diagnosis) -> dict[str, Any]:
     return body
 
 
+def detail_to_json(detail: Detail) -> dict[str, Any]:
+    """The numbers of a page as JSON types: NaN is null."""
+    plain = _plain(detail)
+    assert isinstance(plain, dict)
+    return plain
+
+
 def _typed(kind: Any, data: Any, where: str) -> Any:
     """`data` as `kind`, a record or a collection, unknown fields left out. Raises DataError if a required field is
     missing or a value is of another type: a file may be anybody's, and what reads it trusts these types."""
