@@ -131,6 +131,14 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def make_private(folder: Path) -> None:
+    """Make a folder of this user alone, for secrets. Raises UserError for one that is open to others."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = os.lstat(folder)
+    if status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise UserError(f"{folder} is open to others; chmod 700 it, or name another folder")
+
+
 def permissions(job: str) -> dict[str, dict[str, list[str]]]:
     """What the agents of a job may publish and hear, as NATS has it."""
     word = job if job == ALL_JOBS else _word(job)

@@ -112,6 +112,8 @@ class SeenBefore:
     """Causes that people have confirmed for them, and how often."""
     incidents: list[Incident]
     """The newest of them."""
+    confirmed: Confirmation | None = None
+    """What a person found to be the cause of this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +167,8 @@ class Audited:
 class Event:
     """Something that has just happened: an incident, a window that was closed, a sentence."""
 
-    id: int
+    id: str
+    """To go on from, should the connection break."""
     kind: str
     """incident, window or said."""
     data: dict[str, Any]

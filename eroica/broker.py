@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from eroica.access import ALL_JOBS, Pass, is_loopback, load_pass, permissions, permissions_of_coordinator
+from eroica.access import ALL_JOBS, Pass, is_loopback, load_pass, make_private, permissions, permissions_of_coordinator
 from eroica.errors import UnavailableError, UserError
 
 START_S = 10.0
@@ -78,10 +78,7 @@ class Broker:
         self._folder = folder
         self._listening = listening
         self._program = find_server(os.environ)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = os.lstat(folder)
-        if status.st_uid != os.getuid() or status.st_mode & 0o077:
-            raise UserError(f"{folder} is open to others; chmod 700 it, or name another folder")
+        make_private(folder)
         self._port = listening.port or _free_port(listening.host)
         self._name = f"eroica-{secrets.token_hex(8)}"
         self._process: subprocess.Popen[bytes] | None = None

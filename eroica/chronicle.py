@@ -6,6 +6,7 @@ HTTP API read from. Who listens too slowly misses the oldest and sees so by thei
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from eroica.store import IncidentTold, JobSeen, PaceSeen, PatternTaken, WindowCl
 from eroica.untrusted import clean
 
 MOST_EVENTS = 1000
+MOST_CONTENTS = 10_000
 PACE_S = 10.0
 """Between two records of a job's pace."""
 SEEN_S = 600.0
@@ -37,32 +39,35 @@ def now() -> str:
 
 
 class Events:
-    """The last of what happened, by number. Safe in many threads."""
+    """The last of what happened, in order. Safe in many threads."""
 
     def __init__(self) -> None:
-        self._events: deque[Event] = deque(maxlen=MOST_EVENTS)
+        self._events: deque[tuple[int, Event]] = deque(maxlen=MOST_EVENTS)
         self._lock = threading.Lock()
         self._wakers: set[Callable[[], None]] = set()
-        self._number = 0
+        self._session = secrets.token_hex(4)
+        """Ours, so that nobody goes on from a number of an earlier coordinator."""
+        self.last = 0
+        """Number of the newest."""
 
     def add(self, kind: str, data: dict[str, Any]) -> None:
         """Something has happened."""
         with self._lock:
-            self._number += 1
-            self._events.append(Event(id=self._number, kind=kind, data=data))
+            self.last += 1
+            self._events.append((self.last, Event(id=f"{self._session}-{self.last}", kind=kind, data=data)))
             wakers = list(self._wakers)
         for wake in wakers:
             wake()
 
-    @property
-    def last(self) -> int:
-        """Number of the newest."""
-        return self._number
+    def number_of(self, id: str) -> int:
+        """From where who has seen that event goes on: with all that is here, if it is none of ours."""
+        session, _, number = id.partition("-")
+        return int(number) if session == self._session and number.isdecimal() and len(number) < 20 else 0
 
-    def after(self, number: int) -> list[Event]:
-        """Those that came later, as far as they are still here."""
+    def after(self, number: int) -> list[tuple[int, Event]]:
+        """Those that came later, with their numbers, as far as they are still here."""
         with self._lock:
-            return [event for event in self._events if event.id > number]
+            return [pair for pair in self._events if pair[0] > number]
 
     def listen(self, wake: Callable[[], None]) -> Callable[[], None]:
         """Have `wake` called, in any thread, after each; returns what ends that."""
@@ -91,18 +96,28 @@ class Chronicle:
         self.events = Events()
         self.keeper = keeper
         self._courses: dict[str, _Course] = {}
+        self._contents: dict[str, int] = {}
+        """What diagnoses say -> how often it was told; the last ones."""
 
     def said(self, text: str, job: str = "") -> None:
         """A sentence was said."""
         self.events.add("said", {"job": job, "text": clean(text, 1000)})
 
-    def told(self, job: str, incident: Incident) -> None:
-        """A diagnosis was made."""
+    def told(self, job: str, incident: Incident) -> str:
+        """A diagnosis was made; returns the identity under which it is kept."""
         diagnosis = incident.diagnosis
         verdict = diagnosis.verdict
-        self._put(IncidentTold(job=job, diagnosis=diagnosis, detail=incident.detail, at=now()))
+        content = str(to_json(diagnosis)["id"])
+        num = self._contents.pop(content, 0) + 1
+        self._contents[content] = num
+        if len(self._contents) > MOST_CONTENTS:
+            del self._contents[next(iter(self._contents))]
+        id = f"{content}-{num}" if num > 1 else content
+        if diagnosis.kind == "healthy" and diagnosis.window.trigger == "baseline":
+            return id  # nobody asked, and nothing is wrong
+        self._put(IncidentTold(id=id, job=job, diagnosis=diagnosis, detail=incident.detail, at=now()))
         data = {
-            "id": to_json(diagnosis)["id"],
+            "id": id,
             "job": job,
             "kind": diagnosis.kind,
             "cause": verdict.cause,
@@ -111,6 +126,7 @@ class Chronicle:
             "summary": clean(verdict.summary, 1000),
         }
         self.events.add("incident", data)
+        return id
 
     def closed(self, job: str, session: str, window: Captured, incident: str) -> None:
         """A window is over."""

@@ -130,6 +130,8 @@ class Window:
     counters: dict[str, tuple[Counted, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     """Why it is not as it would be."""
+    asked: str = ""
+    """By which request of a person; "": by none."""
     committed: bool = False
     deadline_ns: int = 0
     num_tries: int = 1
@@ -264,13 +266,52 @@ class Coordinator:
         elif isinstance(message, Leaving):
             self._leaving.add(message.host)
 
-    def ask(self, now_ns: int, num_iterations: int | None = None) -> None:
-        """A person wants a window now."""
+    def ask(self, now_ns: int, num_iterations: int | None = None, asked: str = "") -> str:
+        """A person wants a window now; `asked` names the request. Returns why that cannot be, "" if it can."""
+        why = self._why_not()
+        if why:
+            return why
         self._wanted = self._new_window("manual", None, None, now_ns)
+        self._wanted.asked = asked
         if num_iterations is not None:
             self._wanted.num_iterations = min(max(num_iterations, 1), self.policy.most)
         self._rest_until_ns = 0
         self._begin(now_ns)
+        return ""
+
+    def _why_not(self) -> str:
+        """Why no window can be taken for a person, in a few words."""
+        busy = self.window or self._wanted
+        heard = [s for s in self.standings.values() if s.is_alive and s.host not in self._silent]
+        if busy is not None:
+            return f"another window ({busy.trigger}) is under way"
+        if self.is_resting:
+            return "the job is being ended"
+        if self.look is not None or self._again is not None:
+            return "ranks stand still or have died, and are being looked at"
+        if not heard:
+            return "no rank of it is alive and heard"
+        if not any(s.per_iteration > 0 and s.iteration_s and s.unit is not None for s in heard):
+            return "no rank of it has shown yet how long an iteration is"
+        return ""
+
+    def stage(self, asked: str) -> str:
+        """How far the window of that request is: waiting, preparing or capturing; "" if there is none."""
+        if self.window is not None and self.window.asked == asked:
+            return "capturing" if self.window.committed else "preparing"
+        return "waiting" if self._wanted is not None and self._wanted.asked == asked else ""
+
+    def cancel(self, asked: str, now_ns: int) -> bool:
+        """Leave the window of that request; False if there is none."""
+        stage = self.stage(asked)
+        if stage == "waiting":
+            self._wanted = None
+        elif stage:
+            assert self.window is not None
+            self._publish(Abort(window=self.window.number))
+            self.window = None
+            self._begin(now_ns)
+        return bool(stage)
 
     def ask_for_sizes(self, seen: Window, now_ns: int) -> bool:
         """What was seen in a window depends on what operators were given: the same once more, with their sizes, at
@@ -279,8 +320,19 @@ class Coordinator:
             return False
         self._wanted = self._new_window(seen.trigger, seen.cause, seen.rank, now_ns)
         self._wanted.frames = Frames.SIZED
+        self._wanted.asked = seen.asked
         self._rest_until_ns = now_ns
         return True
+
+    @property
+    def is_sizing(self) -> bool:
+        """A window with the sizes of operators is under way, or to be."""
+        return any(window is not None and window.frames is Frames.SIZED for window in (self.window, self._wanted))
+
+    @property
+    def silent(self) -> frozenset[str]:
+        """Hosts whose agents are not heard."""
+        return frozenset(self._silent)
 
     def tick(self, now_ns: int) -> None:
         """Let time pass: deadlines, the baseline window, the second look."""
@@ -429,7 +481,7 @@ class Coordinator:
             self._on_recovered(rank, trigger)
         elif trigger.change in (Change.STALLED, Change.QUIET):
             self._look_at(rank, trigger, now_ns)
-        elif self._wanted is None and (self.window is None or self.window.trigger == "baseline"):
+        elif self._wanted is None and (self.window is None or self.window.trigger in ("baseline", "manual")):
             # Ranks of a job slow down together; the first one to say so speaks for all.
             kind = "recurring" if trigger.change is Change.RECURRING else "slowdown"
             self._wanted = self._new_window(kind, trigger, rank, now_ns)

@@ -46,6 +46,8 @@ class Incident:
     detail: Detail | None
     window: int | None
     """Number of the window; None without one."""
+    asked: str = ""
+    """The request of a person that it answers; "": none."""
 
 
 class Investigation:
@@ -62,9 +64,11 @@ class Investigation:
         say: Callable[[str], None],
         may_size: bool = True,
         first_window: int = 1,
+        closed: Callable[[Window, str], None] = lambda window, diagnosis: None,
     ) -> None:
-        """`tell` gets each incident, `say` a sentence now and then. `may_size`: ranks can capture the sizes of
-        operators. `first_window`: see `Coordinator`."""
+        """`tell` gets each incident, `say` a sentence now and then, `closed` each window that is over and the identity
+        of what was told of it. `may_size`: ranks can capture the sizes of operators. `first_window`: see
+        `Coordinator`."""
         self.coordinator = Coordinator(
             link.publish, self._on_window, self._on_look, self._on_recovered, policy, first_window
         )
@@ -75,6 +79,7 @@ class Investigation:
         self._say = say
         self._clock = clock
         self._may_size = may_size
+        self._closed = closed
         self._baseline: Stacked | None = None
         self._wires: Wires | None = None
         """Connections and cards in the window of the baseline."""
@@ -95,8 +100,23 @@ class Investigation:
         """Let time pass; to be called each round, after messages were delivered."""
         self.coordinator.tick(now_ns)
         self._say_recovered()
-        if self._held is not None and not any(s.is_alive for s in self.coordinator.standings.values()):
-            self._say_held()  # nobody is left to tell sizes
+        if self._held is not None and not (
+            self.coordinator.is_sizing and any(s.is_alive for s in self.coordinator.standings.values())
+        ):
+            self._say_held()  # nobody will tell sizes any more
+
+    def stage(self, asked: str) -> str:
+        """How far the window of a person's request is; "" if nothing more will come of it."""
+        if self._held is not None and self._held[1].asked == asked:
+            return "judging"
+        return self.coordinator.stage(asked)
+
+    def cancel(self, asked: str) -> bool:
+        """Leave the window of a person's request; what is known of it already is told. False if there is none."""
+        is_there = self.coordinator.cancel(asked, self._clock())
+        if self._held is not None and self._held[1].asked == asked:
+            self._say_held()
+        return is_there
 
     def finish(self) -> None:
         """Nothing more will come: tell what was held back."""
@@ -128,6 +148,7 @@ class Investigation:
             self._baseline_environment = judged.diagnosis.environment
         number = str(to_json(judged.diagnosis)["id"]) if judged.is_news else ""
         self._link.publish(bus.Closed(window=window.number, diagnosis=number))
+        self._closed(window, number)
         if is_sized and (not judged.is_news or judged.diagnosis.kind in ("healthy", "no_data")):
             self._say_held()
         elif judged.is_news:
@@ -135,7 +156,7 @@ class Investigation:
             if self._asks_for_sizes(window, judged):
                 self._held = judged, window
             else:
-                self._report(judged.diagnosis, judged.detail, window.cause, window.number)
+                self._report(judged.diagnosis, judged.detail, window.cause, window)
 
     def _asks_for_sizes(self, window: Window, judged: Judged) -> bool:
         """What moves over the ranks may follow what they are given. Sizes cost, so they are asked for only then."""
@@ -148,7 +169,7 @@ class Investigation:
         held, self._held = self._held, None
         if held is not None:
             judged, window = held
-            self._report(judged.diagnosis, judged.detail, window.cause, window.number)
+            self._report(judged.diagnosis, judged.detail, window.cause, window)
 
     def _say_nothing_came(self, window: Window) -> None:
         """No rank captured, and their records explain nothing by themselves."""
@@ -157,6 +178,7 @@ class Investigation:
         if not self.coordinator.is_resting and any(r in standings and standings[r].is_alive for r in window.ranks):
             self._say_once(f"a capture gave nothing: {missing_note(window)}")
         self._link.publish(bus.Closed(window=window.number))
+        self._closed(window, "")
 
     def _on_look(self, look: Look) -> bool:
         if look.trigger is None and _were_ended(look):
@@ -200,7 +222,9 @@ class Investigation:
                 self._say(f"{who} {what}: {max(ranks.values()) / 1e6:.1f} ms per iteration")
         self._recovered.clear()
 
-    def _report(self, diagnosis: Diagnosis, detail: Detail | None, cause: Trigger | None, window: int | None) -> None:
+    def _report(
+        self, diagnosis: Diagnosis, detail: Detail | None, cause: Trigger | None, window: Window | None
+    ) -> None:
         if diagnosis.kind not in ("healthy", "no_data", "recovered"):
             self.num_troubles += 1
             if cause is not None:
@@ -209,7 +233,8 @@ class Investigation:
             Incident(
                 diagnosis=diagnosis,
                 detail=detail,
-                window=window,
+                window=window.number if window is not None else None,
+                asked=window.asked if window is not None else "",
             )
         )
 

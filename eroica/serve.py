@@ -1,45 +1,39 @@
 """`eroica serve` and `eroica agent`: a coordinator for the jobs of many hosts, and the agent of one host for its jobs.
 
-The coordinator holds one investigation per job and knows of jobs by what their agents tell; a job appears with its
-first word and is forgotten when its agents have been away for long. It brings the bus along (`broker`) unless an
-operator's is named. The agent looks after every job of this user whose ranks arm themselves without `eroica run`, and
-lets go of those that `eroica run` watches already, whose folders say so by their names. Training notices neither, and
-goes on when either dies. Both are loops in one thread, with the bus in another (`nats`).
+The coordinator holds one investigation per job (`coordinators`), keeps what it finds out (`keeping`) and answers over
+HTTP (`api`). It brings the bus along (`broker`) unless an operator's is named. The agent looks after every job of this
+user whose ranks arm themselves without `eroica run`, and lets go of those that `eroica run` watches already, whose
+folders say so by their names. Training notices neither, and goes on when either dies. Both are loops in one thread,
+with the bus, the store and HTTP in others.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import secrets
 import select
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from eroica import bus, ring
-from eroica.access import ALL_JOBS, Pass
+from eroica.access import ALL_JOBS, Pass, make_private
 from eroica.agent import Agent, host_name
 from eroica.broker import Broker, Listening
 from eroica.captures import Readers, close_captures
 from eroica.coordinator import Policy
-from eroica.errors import EroicaError, UnavailableError
-from eroica.investigation import Incident, Investigation
+from eroica.errors import EroicaError, UnavailableError, UserError
+from eroica.guard import Web
+from eroica.investigation import Incident
 from eroica.nats import NatsCarrier
 from eroica.probe.place import user_folder
 from eroica.probe.workspace import has_living
-from eroica.relay import AgentLink, CoordinatorLink, Reception, job_key
-from eroica.wire import MOST_WINDOW
+from eroica.relay import AgentLink, job_key
 
 ROUND_S = 0.1
 """A round at least so often; one also begins when something has come."""
-OVER_BUS_S = 0.5
-"""A command needs so much longer than on one host: where ranks stand is told five times a second, and once more for the
-way."""
-FORGET_S = 900.0
-"""A job whose agents are all away for so long is over."""
 LAST_WORD_S = 2.0
 """For what agents that leave are to be told, and for another that is about to come."""
 SCAN_S = 2.0
@@ -60,89 +54,10 @@ class Serve:
     policy: Policy = field(default_factory=Policy)
     until_over: bool = False
     """End once all agents that have come have left."""
-
-
-def far(policy: Policy) -> Policy:
-    """The same where commands travel."""
-    return replace(policy, lead_s=policy.lead_s + OVER_BUS_S)
-
-
-class Coordinators:
-    """The investigations of all jobs, at one bus."""
-
-    def __init__(
-        self,
-        carrier: NatsCarrier,
-        policy: Policy,
-        tell: Callable[[str, Incident], None],
-        say: Callable[[str], None],
-    ) -> None:
-        """`tell` gets the job's name and each incident of it."""
-        self._carrier = carrier
-        self._policy = far(policy)
-        self._tell = tell
-        self._say = say
-        self.jobs: dict[str, Investigation] = {}
-        self._seen_s: dict[str, float] = {}
-        self._left: set[tuple[str, str]] = set()
-        """Jobs and hosts whose agents have said so."""
-        self._reception = Reception(carrier, self._begin, clock=time.monotonic_ns, say=say)
-
-    def look(self) -> None:
-        """One round."""
-        self._reception.deliver()
-        now_ns = time.monotonic_ns()
-        for job, investigation in list(self.jobs.items()):
-            investigation.tick(now_ns)
-            link = self._reception.links[job]
-            link.deliver()
-            if any(link.hosts.values()):
-                self._seen_s[job] = now_ns / 1e9
-            elif now_ns / 1e9 - self._seen_s[job] > FORGET_S:
-                self._reception.forget(job)
-                del self.jobs[job], self._seen_s[job]
-                self._say(f"job {job} is over: no agent of it has been heard for {FORGET_S:.0f} s")
-
-    @property
-    def is_over(self) -> bool:
-        """Some have come, and all have left, or are heard no more."""
-        links = self._reception.links
-        return bool(links) and not any(
-            is_heard and (job, host) not in self._left
-            for job, link in links.items()
-            for host, is_heard in link.hosts.items()
-        )
-
-    def _begin(self, link: CoordinatorLink) -> None:
-        job = link.job
-        self._say(f"job {job} has an agent")
-
-        def leave(message: bus.Message) -> None:
-            if isinstance(message, bus.Leaving):
-                self._left.add((job, message.host))
-
-        link.subscribe((bus.Leaving,), leave)
-
-        def tell(incident: Incident) -> None:
-            self._tell(job, incident)
-            if incident.diagnosis.kind not in ("healthy", "no_data"):
-                link.publish(bus.Said(text=incident.diagnosis.verdict.summary))
-
-        def say(text: str) -> None:
-            self._say(f"job {job}: {text}")
-            link.publish(bus.Said(text=text))
-
-        self._seen_s[job] = time.monotonic()
-        self.jobs[job] = Investigation(
-            link,
-            job=job,
-            policy=self._policy,
-            clock=time.monotonic_ns,
-            tell=tell,
-            say=say,
-            # Ranks and agents that have outlived another coordinator know its numbers.
-            first_window=1 + secrets.randbelow(MOST_WINDOW),
-        )
+    web: Web | None = field(default_factory=Web)
+    """Where the HTTP API is; None: nowhere."""
+    store: str = ""
+    """A file, or the URL of a database; "": a file in `state`."""
 
 
 def serve(
@@ -152,9 +67,20 @@ def serve(
     is_over: Callable[[], bool],
 ) -> None:
     """Coordinate until `is_over`, which is asked each round. Raises EroicaError if there is no bus to begin with."""
+    try:
+        # An agent of a host, which is here, too, has no use for what these bring along.
+        from eroica.api import Server
+        from eroica.chronicle import Chronicle
+        from eroica.coordinators import Coordinators
+        from eroica.desk import Desk
+        from eroica.keeping import Keeper
+    except ImportError as error:
+        raise UserError(f"a coordinator needs {error.name}; pip install 'eroica[cluster]'") from None
+
     with ExitStack() as opened:
         broker: Broker | None = None
         given = plan.coordinator
+        make_private(plan.state)
         if given is None:
             broker = Broker(plan.state, plan.listening, plan.jobs)
             opened.callback(broker.close)
@@ -162,13 +88,23 @@ def serve(
             for job, path in broker.passes.items():
                 who = "every job" if job == ALL_JOBS else f"job {job}"
                 say(f"the bus is at {broker.url}; agents of {who} need EROICA_COORDINATOR={path.resolve()}")
+        keeper = Keeper(plan.store or str(plan.state / "eroica.db"), say)
+        opened.callback(keeper.close)
         carrier = NatsCarrier(given, name="eroica serve", say=say)
         opened.callback(carrier.close)
-        coordinators = Coordinators(carrier, plan.policy, tell, say)
+        coordinators = Coordinators(carrier, plan.policy, tell, say, Chronicle(keeper))
+        desk = Desk()
+        opened.callback(desk.close)
+        server: Server | None = None
+        if plan.web is not None:
+            server = Server(plan.web, plan.state, coordinators, desk, coordinators.chronicle)
+            opened.callback(server.close)
+            opened.callback(desk.refuse)
+            say(f"the HTTP API is at {server.url}; its tokens are in {plan.state.resolve()}")
         has_said = False
         over_s = math.inf
         while not is_over() and time.monotonic() < over_s:
-            select.select([carrier.handle], [], [], ROUND_S)
+            select.select([carrier.handle, desk.handle], [], [], ROUND_S)
             if broker is not None:
                 try:
                     if broker.revive():
@@ -179,10 +115,14 @@ def serve(
                         say(f"{error}; trying on")
                     has_said = True
             coordinators.look()
+            keeper.look()
+            if server is not None:
+                server.look()
             if plan.until_over and coordinators.is_over:
                 over_s = min(over_s, time.monotonic() + LAST_WORD_S)
             else:
                 over_s = math.inf
+        coordinators.finish()
 
 
 class HostAgent:

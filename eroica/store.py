@@ -76,6 +76,8 @@ class JobSeen:
 class IncidentTold:
     """A diagnosis was told."""
 
+    id: str
+    """By which it is known: its own identity, with a number where the same content was told before."""
     job: str
     diagnosis: Diagnosis
     detail: Detail | None
@@ -230,15 +232,19 @@ class Store:
         plain = to_json(told.diagnosis)
         content, verdict = str(plain["id"]), told.diagnosis.verdict
         created = told.diagnosis.created or told.at
-        same = connection.execute(sa.select(t.incidents.c.created).where(t.incidents.c.content == content)).all()
+        same = connection.execute(sa.select(t.incidents.c.id, t.incidents.c.created).where(
+            t.incidents.c.content == content)).all()  # fmt: skip
         if any(row.created == created for row in same):
             return
+        # The same content at another time (a crash has no figures in it) is another incident, and may have been told by
+        # an earlier coordinator.
+        taken = {row.id for row in same}
+        names = (told.id, *(f"{content}-{number}" for number in range(2, len(same) + 3)))
         packed = None
         if told.detail is not None:
             packed = zlib.compress(json.dumps(detail_to_json(told.detail)).encode(), 5)
         row = {
-            # The same content at another time (a crash has no figures in it) is another incident.
-            "id": f"{content}-{len(same) + 1}" if same else content,
+            "id": next(name for name in names if name not in taken),
             "content": content,
             "created": created,
             "created_s": _seconds_or(created, told.at),
@@ -315,12 +321,12 @@ class Store:
     def seen_before(self, id: str) -> SeenBefore | None:
         """Earlier incidents like it; None if there is none of that identity."""
         with self._connect() as connection:
-            chosen = sa.select(t.incidents.c.number, t.incidents.c.fingerprint).where(t.incidents.c.id == id)
-            this = connection.execute(chosen).one_or_none()
-            if this is None:
+            rows = connection.execute(sa.select(*_shown()).where(t.incidents.c.id == id)).all()
+            if not rows:
                 return None
+            (this,) = _incidents_of(connection, rows)
             if not this.fingerprint:
-                return SeenBefore(num=0, causes={}, incidents=[])
+                return SeenBefore(num=0, causes={}, incidents=[], confirmed=this.confirmed)
             is_like = sa.and_(t.incidents.c.fingerprint == this.fingerprint, t.incidents.c.number < this.number)
             num = connection.scalar(sa.select(sa.func.count()).select_from(t.incidents).where(is_like)) or 0
             like = sa.select(*_shown()).where(is_like).order_by(t.incidents.c.number.desc()).limit(MOST_LIKE)
@@ -333,10 +339,11 @@ class Store:
                 .order_by(sa.func.count().desc(), t.confirmations.c.cause)
             ).all()
             found = _incidents_of(connection, connection.execute(like).all())
-            return SeenBefore(num=num, causes={row[0]: row[1] for row in causes}, incidents=found)
+            counted = {row[0]: row[1] for row in causes}
+            return SeenBefore(num=num, causes=counted, incidents=found, confirmed=this.confirmed)
 
-    def confirm(self, id: str, given: Confirmation, audited: Audited) -> bool:
-        """Keep what a person found, and that they did; False if there is no such incident."""
+    def confirm(self, id: str, given: Confirmation) -> bool:
+        """Keep what a person found; False if there is no such incident."""
         if given.cause not in CAUSES:
             raise DataError(f"{clean(given.cause, 40)!r} is no cause; choose one of {', '.join(CAUSES)}")
         with self._begin() as connection:
@@ -345,7 +352,6 @@ class Store:
                 return False
             row = {"incident": id, "cause": given.cause, "note": clean(given.note, 2000), "who": given.who}
             connection.execute(sa.insert(t.confirmations).values(row | {"at": given.at}))
-            connection.execute(sa.insert(t.audits).values(_audit_row(audited)))
             return True
 
     def paces(self, job: str, *, since: str = "", limit: int = 1000) -> list[Pace]:
