@@ -1,4 +1,5 @@
-"""The command line: `eroica run`, `serve`, `agent`, `diagnose`, `show`, `compare`, `doctor` and `demo`.
+"""The command line: `eroica run`, `serve`, `agent`, `diagnose`, `show`, `compare`, `doctor` and `demo`, and what asks a
+running coordinator (`remote`).
 
 It turns arguments into calls, and results and errors into text and exit statuses; no other module prints or exits.
 stdout holds results only; progress and messages go to stderr, progress only on a terminal. What a command needs is
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from eroica import __version__
 from eroica.errors import EroicaError, UserError
+from eroica.remote import add_api, add_commands, fetch, is_incident
 
 if TYPE_CHECKING:
     from eroica.access import Pass
@@ -157,6 +159,34 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--no-baseline", action="store_true", help="do not capture a window after warm-up")
     command.add_argument("--until-over", action="store_true", help="end when all agents that have come have left again")
 
+    command.add_argument(
+        "--http",
+        type=_address_or_off,
+        default=("127.0.0.1", 0),
+        metavar="HOST[:PORT]|off",
+        help="where the HTTP API is to be reached (default: this host alone, any free port); off loopback it takes the "
+        "same certificate",
+    )
+    command.add_argument(
+        "--http-name", action="append", default=[], metavar="NAME", help="a further name that the API is called by"
+    )
+    command.add_argument(
+        "--token",
+        action="append",
+        type=_token,
+        default=[],
+        metavar="NAME:SCOPE",
+        help="make a token of the API for somebody, who then stands in its audit log by that name; SCOPE is read, act "
+        "or admin (default: one for each scope)",
+    )
+    command.add_argument(
+        "--store",
+        default="",
+        metavar="FILE|URL",
+        help="where to keep what is found: a file, or postgresql://HOST/DATABASE without a secret (default: "
+        "EROICA_STORE, which may hold one, else eroica.db in --state)",
+    )
+
     command = _command(
         commands,
         "agent",
@@ -194,19 +224,34 @@ def _parser() -> argparse.ArgumentParser:
         commands,
         "show",
         _show,
-        "show a diagnosis that was made before, or where the ranks of a job stand by their flight rings",
+        "show a diagnosis that was made before, here or by a coordinator, or where the ranks of a job stand by their "
+        "flight rings",
         "eroica show report/diagnosis.json --format md",
     )
     command.add_argument(
         "file",
         type=Path,
-        metavar="FILE|RINGDIR",
-        help="a diagnosis.json, or the directory that holds it; a flight ring, or the directory where ranks leave "
+        metavar="FILE|ID|RINGDIR",
+        help="a diagnosis.json, or the directory that holds it; the identity of an incident, as eroica incidents "
+        "shows it; a flight ring, or the directory where ranks leave "
         "them: EROICA_RING_DIR, else $XDG_RUNTIME_DIR/eroica or /tmp/eroica-UID",
     )
     command.add_argument(
         "--format", choices=FORMATS, default="text", help="what stdout gets (default: text); of rings text or json"
     )
+
+    add_api(command)
+
+    def asking(
+        name: str, ask: Callable[[argparse.Namespace], str], purpose: str, example: str
+    ) -> argparse.ArgumentParser:
+        def run(options: argparse.Namespace) -> int:
+            _print_text(ask(options))
+            return 0
+
+        return _command(commands, name, run, purpose, example)
+
+    add_commands(asking)
 
     command = _command(
         commands,
@@ -295,6 +340,17 @@ def _address(text: str) -> tuple[str, int]:
     if not host or not port.isdecimal() or int(port) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is no address; write HOST or HOST:PORT")
     return host, int(port)
+
+
+def _address_or_off(text: str) -> tuple[str, int] | None:
+    return None if text == "off" else _address(text)
+
+
+def _token(text: str) -> tuple[str, str]:
+    name, _, scope = text.partition(":")
+    if not name or scope not in ("read", "act", "admin"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no token; write NAME:read, NAME:act or NAME:admin")
+    return name, scope
 
 
 def _amount(text: str) -> float:
@@ -394,11 +450,28 @@ def _key(job: str, options: argparse.Namespace) -> str:
 
 
 def _serve(options: argparse.Namespace) -> int:
+    from eroica.access import is_loopback
     from eroica.broker import Listening
     from eroica.coordinator import Policy
+    from eroica.guard import Web
     from eroica.serve import Serve, serve
 
+    if "@" in options.store and "://" in options.store and ":" in options.store.partition("://")[2].partition("@")[0]:
+        options.usage("argument --store: all users of a host can read command lines; put the secret into EROICA_STORE")
     host, port = options.listen
+    web = None
+    if options.http is not None:
+        # On loopback nothing is heard by others, and the certificate is for another address as a rule.
+        is_open = not is_loopback(options.http[0])
+        web = Web(
+            host=options.http[0],
+            port=options.http[1],
+            certificate=options.tls_cert if is_open else None,
+            key=options.tls_key if is_open else None,
+            ca=options.tls_ca if is_open else None,
+            names=tuple(options.http_name),
+            tokens=dict(options.token),
+        )
     plan = Serve(
         state=options.state or Path.home() / ".eroica" / "serve",
         listening=Listening(host=host, port=port, certificate=options.tls_cert, key=options.tls_key, ca=options.tls_ca),
@@ -406,6 +479,8 @@ def _serve(options: argparse.Namespace) -> int:
         coordinator=_coordinator(options, need=False) if options.bus else None,
         policy=Policy(baseline=not options.no_baseline),
         until_over=options.until_over,
+        web=web,
+        store=options.store or os.environ.get("EROICA_STORE", ""),
     )
     tellers: dict[str, Callable[[Incident], None]] = {}
 
@@ -496,6 +571,12 @@ def _show(options: argparse.Namespace) -> int:
     from eroica.ring import SUFFIX
 
     file: Path = options.file
+    if is_incident(str(file)):
+        diagnosis, before = fetch(options, str(file))
+        _print(diagnosis, None, options.format)
+        if options.format == "text" and before:
+            _print_text(before)
+        return 0
     if file.suffix == SUFFIX or (not (file / "diagnosis.json").exists() and holds_rings(file)):
         if options.format not in ("text", "json"):
             options.usage(f"argument --format: a post-mortem comes as text or json, not {options.format}")

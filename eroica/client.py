@@ -10,6 +10,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import ssl
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -68,15 +69,15 @@ class Client:
 
     def job(self, name: str) -> Job:
         """One of them."""
-        return self._get(f"/v1/jobs/{_word(name)}", Job)
+        return self._get(f"/v1/jobs/{_job(name)}", Job)
 
     def ranks(self, job: str, *, first: int = 0, limit: int = 1000) -> list[Rank]:
         """Where the ranks of a running job stand."""
-        return self._get(f"/v1/jobs/{_word(job)}/ranks", list[Rank], first=first, limit=limit)
+        return self._get(f"/v1/jobs/{_job(job)}/ranks", list[Rank], first=first, limit=limit)
 
     def pace(self, job: str, *, since: str = "", limit: int = 1000) -> list[Pace]:
         """The course of its pace, oldest first."""
-        return self._get(f"/v1/jobs/{_word(job)}/pace", list[Pace], since=since, limit=limit)
+        return self._get(f"/v1/jobs/{_job(job)}/pace", list[Pace], since=since, limit=limit)
 
     def incidents(
         self, *, job: str = "", kind: str = "", since: str = "", cursor: int | None = None, limit: int = 50
@@ -103,15 +104,15 @@ class Client:
     def start_window(self, job: str, key: str = "") -> Window:
         """Have all ranks captured now. Asking again with the same `key` asks for the same window. Needs scope act."""
         headers = {"Idempotency-Key": key} if key else {}
-        return self._ask("POST", f"/v1/jobs/{_word(job)}/windows", Window, headers=headers)
+        return self._ask("POST", f"/v1/jobs/{_job(job)}/windows", Window, headers=headers)
 
     def window(self, job: str, id: str) -> Window:
         """What has become of it."""
-        return self._get(f"/v1/jobs/{_word(job)}/windows/{_word(id)}", Window)
+        return self._get(f"/v1/jobs/{_job(job)}/windows/{_word(id)}", Window)
 
     def cancel_window(self, job: str, id: str) -> Window:
         """Leave it. Needs scope act."""
-        return self._ask("DELETE", f"/v1/jobs/{_word(job)}/windows/{_word(id)}", Window)
+        return self._ask("DELETE", f"/v1/jobs/{_job(job)}/windows/{_word(id)}", Window)
 
     def audit(self, *, cursor: int | None = None, limit: int = 100) -> list[Audited]:
         """Who did what, newest first. Needs scope admin."""
@@ -196,6 +197,13 @@ class Client:
     def _unanswered(self, error: Exception) -> UnavailableError:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         return UnavailableError(f"nobody answers at {self.url} ({clean(reason, 200)}); is eroica serve running there?")
+
+
+def _job(name: str) -> str:
+    """Names of jobs are words, on the bus and here."""
+    if not re.fullmatch(r"[A-Za-z0-9_-]{1,100}", name):
+        raise UserError(f"{clean(name, 100)!r} is no name of a job on a coordinator; eroica status lists them")
+    return name
 
 
 def _word(text: str) -> str:

@@ -102,7 +102,7 @@ class Meeting:
     def _serve(self, store: str) -> subprocess.Popen[bytes]:
         address = own_address(store)
         command = [sys.executable, "-m", "eroica", "serve", "--job", self._job, "--out", str(self._out)]
-        command += ["--state", str(self.state), "--until-over", "--listen", address]
+        command += ["--state", str(self.state), "--until-over", "--http", "off", "--listen", address]
         self.state.mkdir(mode=0o700)
         if not is_loopback(address):
             certificate, key = self.state / "bus.pem", self.state / "bus.key"

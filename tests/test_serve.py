@@ -180,6 +180,57 @@ def test_the_bus_ends_with_a_coordinator_that_is_killed_and_comes_back_if_it_is_
         wait_for(lambda: not Path(f"/proc/{server}/exe").exists(), "the end of the server")
 
 
+def ask(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command that talks to the coordinator."""
+    command = [sys.executable, "-m", "eroica", *arguments, "--api", str(home / "state" / "act.token")]
+    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, cwd=home)
+
+
+@pytest.mark.slow
+def test_a_coordinator_answers_over_http_and_goes_on_where_a_killed_one_left_off(tmp_path: Path) -> None:
+    with coordinator(tmp_path, "--token", "alice:read") as first:
+        wait_for(lambda: "the HTTP API is at http://127.0.0.1:" in (tmp_path / "serve.log").read_text(), "an API")
+        ended = words(tmp_path, "a", str(tmp_path / "state" / "all-jobs.pass"), "sh", "-c", "exit 0")
+        assert ended.returncode == 0
+        assert "waves  running" in ask(tmp_path, "status").stdout.replace("not heard", "running")
+        wait_for(lambda: "waves" in ask(tmp_path, "status", "--format", "json").stdout, "a job in the store")
+        first.kill()
+        first.wait(30)
+    asked = ask(tmp_path, "status")
+    assert asked.returncode == 1 and asked.stderr.startswith("eroica status: nobody answers at http://127.0.0.1:")
+    with coordinator(tmp_path, "--http", "off"):
+        pass
+    assert "HTTP" not in (tmp_path / "serve.log").read_text()
+    with coordinator(tmp_path):
+        wait_for(lambda: ask(tmp_path, "status").returncode == 0, "an API")
+        row = ask(tmp_path, "status").stdout.splitlines()[1]
+        assert row.split() == ["waves", "over", "0"], row
+        database = tmp_path / "state" / "eroica.db"
+        assert database.stat().st_mode & 0o777 == 0o600
+        log = (tmp_path / "serve.log").read_text()
+    secrets = [json.loads(path.read_text())["token"] for path in (tmp_path / "state").glob("*.token")]
+    assert len(secrets) == 4 and not any(secret in log for secret in secrets)
+
+
+@pytest.mark.full
+@pytest.mark.e2e
+def test_a_person_profiles_a_job_over_two_hosts_and_is_told_that_it_was_seen_before(tmp_path: Path) -> None:
+    with coordinator(tmp_path, "--job", "waves"):
+        port = free_port()
+        runs = [start(tmp_path, host, node, port, "900", "slow", "150", "2") for node, host in enumerate(("a", "b"))]
+        wait_for(lambda: "slow: rank 2" in ask(tmp_path, "incidents").stdout, "an incident", 120.0)
+        status = ask(tmp_path, "status", "waves").stdout
+        profiled = ask(tmp_path, "profile", "waves")
+        again = ask(tmp_path, "incidents").stdout.splitlines()
+        for run in runs:
+            run.send_signal(signal.SIGTERM)
+            run.communicate(timeout=TIMEOUT_S)
+    assert "4 of 4 ranks on 2 hosts" in status, status
+    assert profiled.returncode == 0 and "rank 2" in profiled.stdout.splitlines()[0], profiled
+    assert "input pipeline" in profiled.stdout.splitlines()[0] and "seen before: 1 time" in profiled.stdout, profiled
+    assert len([line for line in again if "slow: rank 2" in line]) == 2, again
+
+
 def test_a_secret_on_the_command_line_is_wrong_usage() -> None:
     from eroica.cli import main
 
