@@ -206,7 +206,14 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("paths", nargs="+", metavar="PATH", help="a directory, a glob or files; one trace per rank")
     command.add_argument("--out", type=Path, metavar="DIR", help="write DIR/diagnosis.json and DIR/report.html")
     command.add_argument("--format", choices=FORMATS, default="text", help="what stdout gets (default: text)")
-    command.add_argument("--engine", choices=["local"], default="local", help="where traces are read: processes here")
+    command.add_argument(
+        "--engine",
+        type=_engine,
+        default="local",
+        metavar="local|dask:URL",
+        help="where traces are read: by processes here (default), or by the workers of a Dask cluster that you trust, "
+        "such as dask:tcp://HOST:8786; they must see the files under the same paths",
+    )
     command.add_argument(
         "--fail-on",
         type=_kinds,
@@ -351,6 +358,12 @@ def _token(text: str) -> tuple[str, str]:
     if not name or scope not in ("read", "act", "admin"):
         raise argparse.ArgumentTypeError(f"{text!r} is no token; write NAME:read, NAME:act or NAME:admin")
     return name, scope
+
+
+def _engine(text: str) -> str:
+    if text != "local" and not (text.startswith("dask:") and len(text) > 5):
+        raise argparse.ArgumentTypeError(f"{text!r} is no engine; write local or dask:URL")
+    return text
 
 
 def _amount(text: str) -> float:
@@ -548,11 +561,12 @@ def _teller(folder: Path) -> Callable[[Incident], None]:
 
 
 def _diagnose(options: argparse.Namespace) -> int:
-    from eroica.offline import diagnose_paths
+    from eroica.offline import diagnose_paths, engine
 
-    with _progress() as progress:
+    with _progress() as progress, engine(options.engine) as executor:
         diagnosis, detail = diagnose_paths(
             options.paths,
+            executor=executor,
             job=options.job,
             baseline_paths=options.baseline,
             jobs=options.jobs or os.cpu_count() or 1,

@@ -2,8 +2,9 @@
 
 Finds the files, reads and summarizes each rank on its own (memory does not grow with the number of ranks), then
 stacks, localizes and diagnoses the summaries. Any `concurrent.futures` executor can do the reading, since a task gets
-a path and returns a few kilobytes; processes are the default. Used by the CLI, the demo and the MCP server. A rank
-whose file cannot be used is reported as missing with the reason; only when no file can be used does the job fail.
+a path and returns a few kilobytes; processes here are the default, a Dask cluster is the other (`engine`). Used by the
+CLI, the demo and the MCP server. A rank whose file cannot be used is reported as missing with the reason; only when no
+file can be used does the job fail.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -33,6 +35,7 @@ from eroica.trace import TraceFile, find_traces, read_timeline, read_trace
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's mallopt(3)."""
+DASK = "dask:"
 Progress = Callable[[int, int, str], None]
 """Called with (done, total, what was read)."""
 
@@ -53,8 +56,9 @@ def keep_freed_memory() -> None:
 
 def summarize_file(path: str, ranks: Sequence[int]) -> list[Summary] | str:
     """Summaries of a file's ranks, or why there are none; runs in a worker process."""
-    keep_freed_memory()
     try:
+        if not Path(path).exists():  # it was found a moment ago, by whoever sent us here
+            return f"{path}: {socket.gethostname()} does not see it; put traces where all who read them see them"
         if Path(path).suffix == ".parquet":
             wanted = set(ranks)
             return [summarize(trace) for trace in read_timeline(path) if trace.rank in wanted]
@@ -73,7 +77,7 @@ def _processes(jobs: int, tasks: int) -> Iterator[Executor | None]:
         return
     others = set(active_children())
     # Spawned, not forked: the caller may hold threads (a server, a progress display).
-    with ProcessPoolExecutor(min(jobs, tasks), get_context("spawn"), initializer=_end_with_parent) as executor:
+    with ProcessPoolExecutor(min(jobs, tasks), get_context("spawn"), initializer=_prepare_worker) as executor:
         try:
             yield executor
         except BaseException:
@@ -82,6 +86,24 @@ def _processes(jobs: int, tasks: int) -> Iterator[Executor | None]:
             for process in set(active_children()) - others:
                 process.terminate()
             raise
+
+
+@contextmanager
+def engine(name: str) -> Iterator[Executor | None]:
+    """What is to read, by the name that `--engine` has for it: None = processes here ("local"), else "dask:URL"."""
+    if not name.startswith(DASK):
+        yield None
+        return
+    from eroica.dask import dask_executor
+
+    with dask_executor(name.removeprefix(DASK)) as executor:
+        yield executor
+
+
+def _prepare_worker() -> None:
+    """In a process of our own; a worker of somebody else's cluster keeps its allocator as it is."""
+    keep_freed_memory()
+    _end_with_parent()
 
 
 def _end_with_parent() -> None:
@@ -138,12 +160,15 @@ def stack_paths(
     with _processes(jobs if executor is None else 1, len(by_path)) as own:
         pool = executor or own
         if pool is None:
+            keep_freed_memory()
             for done, (path, files) in enumerate(by_path.items(), start=1):
                 take(path, summarize_file(path, [f.rank for f in files]), done)
         else:
             with _interrupts_held():
+                # Whoever reads may have another working directory.
                 pending = {
-                    pool.submit(summarize_file, path, [f.rank for f in files]): path for path, files in by_path.items()
+                    pool.submit(summarize_file, os.path.abspath(path), [f.rank for f in files]): path
+                    for path, files in by_path.items()
                 }
             for done, future in enumerate(as_completed(pending), start=1):
                 try:
@@ -154,6 +179,8 @@ def stack_paths(
                         "a process that reads traces was killed, as the system does when memory runs out; try again "
                         "with a smaller --jobs"
                     ) from None
+                except UnavailableError as error:  # a cluster has lost this file, and may yet read the others
+                    result = str(error)
                 take(pending[future], result, done)
     failures.sort()
     if failures and not summaries:
