@@ -163,18 +163,16 @@ def stable_rises(stacked: Stacked, roles: Roles, where: Localization, iteration_
             peers = np.flatnonzero(calm)
             if not len(peers):
                 continue
-            usual, usual_wait = (
-                nan_median(stacked.own_s[members[peers]], axis=0),
-                nan_median(waiting[members[peers]], axis=0),
-            )
+            others = members[peers]
+            usual, usual_wait = nan_median(stacked.own_s[others], axis=0), nan_median(waiting[others], axis=0)
             for m in np.flatnonzero(excess > floor_s):
                 row = int(members[m])
                 rise = float(excess[m])
-                single = _single_function(stacked, where, row, activity, members[peers])
+                single = _single_function(stacked, where, row, activity, others)
                 noisy = activity in _DIFFUSE and host_only and not _has_its_core(stacked, row, activity)
-                if noisy and operator_ratio(stacked, members[m : m + 1], members[peers]) >= MORE_OPERATORS:
+                if noisy and operator_ratio(stacked, members[m : m + 1], others) >= MORE_OPERATORS:
                     noisy = False  # it has more to do: that is no preemption
-                contended = busy_thread(stacked, members[m : m + 1], members[peers]) if noisy else ""
+                contended = busy_thread(stacked, members[m : m + 1], others) if noisy else ""
                 if noisy and (activity != Activity.PYTHON or single == 0 or contended):
                     effect = HOST_CONTENDED_EFFECT if contended else HOST_DIFFUSE_EFFECT
                     if rise < max(limit, effect * iteration_s):

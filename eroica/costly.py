@@ -70,8 +70,9 @@ def _of(stacked: Stacked, context: Context, row: int) -> Mapping[str, object]:
 
 
 def _having(stacked: Stacked, context: Context, test: Callable[[Mapping[str, object]], bool]) -> Indices:
-    """Rows whose snapshot passes."""
-    return np.array([w for w in range(len(stacked)) if test(_of(stacked, context, w))], np.intp)
+    """Rows whose snapshot passes; no test passes one that is not there."""
+    rows = range(len(stacked)) if context.settings else ()
+    return np.array([w for w in rows if test(_of(stacked, context, w))], np.intp)
 
 
 def _worth(seconds: float, iteration_s: float) -> float | None:
@@ -141,8 +142,11 @@ def _threads(stacked: Stacked, context: Context, iteration_s: float) -> Iterator
 
     Wrong where the ranks of a host are bound to cores of their own and told so by nothing.
     """
-    for host in sorted(set(stacked.hosts)):
-        rows = np.array([w for w in range(len(stacked)) if stacked.hosts[w] == host], np.intp)
+    by_host: dict[str, list[int]] = {}
+    for w, host in enumerate(stacked.hosts if context.settings else ()):
+        by_host.setdefault(host, []).append(w)
+    for host in sorted(by_host):
+        rows = np.array(by_host[host], np.intp)
         told = [_of(stacked, context, int(w)) for w in rows]
         threads = np.array([_number(one.get("torch.threads")) for one in told])
         cores = np.array([_cores(one) for one in told])

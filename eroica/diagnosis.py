@@ -108,11 +108,13 @@ def _consequences(stacked: Stacked, blamed: set[int], waits: Float64s, iteration
     """Who waits, gathered by the communication that they wait in most."""
     groups: dict[str, list[int]] = {}
     columns = [k for k, f in enumerate(stacked.functions) if f.activity in (Activity.COLLECTIVE, Activity.WAIT)]
-    for w in range(len(stacked)):
-        if w in blamed or not columns or waits[w] < MANY_WAIT * iteration_s:
-            continue
-        most = columns[int(np.argmax(stacked.beta[w, columns]))]
-        groups.setdefault(stacked.functions[most].name, []).append(w)
+    is_late = waits >= MANY_WAIT * iteration_s
+    is_late[sorted(blamed)] = False
+    late = np.flatnonzero(is_late)
+    if len(late) and columns:
+        most = stacked.beta[late[:, None], columns].argmax(axis=1)
+        for w, column in zip(late.tolist(), most.tolist(), strict=True):
+            groups.setdefault(stacked.functions[columns[column]].name, []).append(w)
     return tuple(
         Consequence(
             format_ranks(stacked.ranks[rows].tolist()), name,

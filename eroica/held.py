@@ -30,10 +30,11 @@ stop delays beyond its own end what waits for a turn."""
 
 def held_drafts(stacked: Stacked, context: Context, iteration_s: float) -> list[Draft]:
     """One finding for each rank that is held."""
+    told = {o.rank for o in context.counters if o.name == STOPPED and o.value >= HELD_SHARE}
     return [
         _draft(stacked, row, observed, context, iteration_s)
         for row, rank in enumerate(stacked.ranks.tolist())
-        if (observed := _of(context, rank, STOPPED)) is not None and observed.value >= HELD_SHARE
+        if rank in told and (observed := _of(context, rank, STOPPED)) is not None and observed.value >= HELD_SHARE
     ]
 
 

@@ -77,8 +77,11 @@ def peer_groups(ranks: Sequence[int], groups: Sequence[Sequence[ProcessGroup]], 
     data-parallel group hold the same stage.
     """
     roles: list[str] = []
-    for rank, own in zip(ranks, groups, strict=True):
-        lines = [g for g in own if _PIPELINE.search(g.description) and rank in g.ranks and len(g.ranks) > 1]
+    # A job has few descriptions and may have millions of groups.
+    descriptions = {group.description for own in groups for group in own}
+    lined, replicated = ({text for text in descriptions if pattern.search(text)} for pattern in (_PIPELINE, _REPLICAS))
+    for rank, own in zip(ranks, groups, strict=True) if lined else ():
+        lines = [g for g in own if g.description in lined and rank in g.ranks and len(g.ranks) > 1]
         if lines:
             longest = max(lines, key=lambda g: len(g.ranks))
             roles.append(f"stage {longest.ranks.index(rank)}")
@@ -88,9 +91,7 @@ def peer_groups(ranks: Sequence[int], groups: Sequence[Sequence[ProcessGroup]], 
         return None
     roles = []
     for rank, own in zip(ranks, groups, strict=True):
-        shared = [
-            g for g in own if _REPLICAS.search(g.description) and rank in g.ranks and 1 < len(g.ranks) < len(ranks)
-        ]
+        shared = [g for g in own if g.description in replicated and rank in g.ranks and 1 < len(g.ranks) < len(ranks)]
         if not shared:
             return None
         roles.append("replicas " + format_ranks(max(shared, key=lambda g: len(g.ranks)).ranks))

@@ -82,61 +82,114 @@ class Lane:
 
 
 def lanes_of(stacked: Stacked) -> list[Lane]:
-    """All channels of which some communication could be joined."""
+    """All channels of which some communication could be joined. By columns: a large job has 100,000 channels."""
     joined = stacked.joined
+    channels = np.unique(joined.channel)
+    if not len(channels):
+        return []
+    of = np.searchsorted(channels, joined.channel)
+    # Transfers by place in the step.
+    places, place = _groups(joined.channel, joined.position)
+    transfers = medians(joined.transfer_s, place, len(places))
+    place_ends = np.searchsorted(of[places], np.arange(len(channels) + 1))
+    # Sums by step, of the steps that tell of all communications.
+    steps, step = _groups(joined.channel, joined.step)
+    sums = np.bincount(step, weights=joined.transfer_s, minlength=len(steps))
+    counts = np.bincount(step, minlength=len(steps))
+    of_step = of[steps]
+    most = np.zeros(len(channels), np.intp)
+    np.maximum.at(most, of_step, counts)
+    full = counts == most[of_step]
+    middle = medians(sums[full], of_step[full], len(channels))
+    away = medians(np.abs(sums[full] - middle[of_step[full]]), of_step[full], len(channels))
+    is_steady = (middle > 0) & (np.bincount(of_step, minlength=len(channels)) > 2)
+    spread = np.where(is_steady, 1.4826 * away / np.where(is_steady, middle, 1.0), 0.0)
+    exposed = _exposed_transfers(joined, channels)
+    operations = _operations(joined, of, counts[step], len(channels))
+    begins = np.searchsorted(joined.member_channel, channels)
+    ends = np.append(begins[1:], len(joined.member_channel))
     lanes = []
-    order = np.argsort(joined.channel[joined.which], kind="stable") if len(joined.which) else np.empty(0, np.intp)
-    row_channel = joined.channel[joined.which][order] if len(order) else np.empty(0, np.int32)
-    for channel in np.unique(joined.channel):
-        mine = np.flatnonzero(joined.channel == channel)
-        rows = order[np.searchsorted(row_channel, channel, "left") : np.searchsorted(row_channel, channel, "right")]
-        ranks = np.unique(joined.rank[rows]).astype(np.intp)
-        positions = np.unique(joined.position[mine])
-        transfer = np.array([np.median(joined.transfer_s[mine[joined.position[mine] == p]]) for p in positions])
-        steps, back = np.unique(joined.step[mine], return_inverse=True)
-        sums, counts = np.bincount(back, weights=joined.transfer_s[mine]), np.bincount(back)
-        full = sums[counts == counts.max()]
-        middle = float(np.median(full)) if len(full) else 0.0
-        spread = float(1.4826 * np.median(np.abs(full - middle)) / middle) if middle > 0 and len(steps) > 2 else 0.0
-        exposed = _exposed_transfer(stacked, joined, rows, ranks)
-        operations = _operations(stacked, joined, rows)
+    for k, (channel, begin, end) in enumerate(zip(channels.tolist(), begins, ends, strict=True)):
+        ranks = joined.member_rank[begin:end].astype(np.intp)
+        transfer = transfers[place_ends[k] : place_ends[k + 1]]
         named = joined.channels[channel]
+        hosts = frozenset(stacked.hosts[w] for w in ranks.tolist())
         shape = (
             named.description,
             named.size or len(ranks),
-            len(positions),
-            tuple(sorted({operation[2:] for operation in operations})),
+            len(transfer),
+            tuple(sorted({operation[2:] for operation in operations[k]})),
+            len(hosts),
         )
-        hosts = frozenset(stacked.hosts[w] for w in ranks)
-        lanes.append(Lane(int(channel), (*shape, len(hosts)), transfer, operations, exposed, spread, ranks, hosts))
+        lanes.append(Lane(channel, shape, transfer, operations[k], float(exposed[k]), float(spread[k]), ranks, hosts))
     return lanes
 
 
-def _operations(stacked: Stacked, joined: Joined, rows: npt.NDArray[np.intp]) -> dict[Operation, tuple[int, float]]:
-    seen: dict[Operation, list[float]] = defaultdict(list)
-    which_of = joined.which[rows]
-    first = np.flatnonzero(np.diff(which_of, prepend=-1))  # rows of one communication stand together
-    mine = which_of[first]
-    _, back, lengths = np.unique(joined.step[mine], return_inverse=True, return_counts=True)
-    for which, at, length in zip(mine, first, lengths[back], strict=True):
-        ledger, sample = stacked.summaries[joined.rank[rows[at]]].ledger, joined.sample[rows[at]]
-        operation = (int(length), int(joined.position[which]), int(ledger.kind[sample]), int(ledger.check[sample]))
-        seen[operation].append(float(joined.transfer_s[which]))
-    return {operation: (len(each), float(np.median(each))) for operation, each in seen.items()}
+def _groups(
+    channel: npt.NDArray[np.integer], within: npt.NDArray[np.integer]
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """For each pair of values its first row, ascending by channel and then value; and for each row its pair."""
+    low = within.min()
+    key = channel.astype(np.int64) * (int(within.max()) - int(low) + 1) + (within - low)
+    _, first, back = np.unique(key, return_index=True, return_inverse=True)
+    return first, back
 
 
-def _exposed_transfer(
-    stacked: Stacked, joined: Joined, rows: npt.NDArray[np.intp], ranks: npt.NDArray[np.intp]
-) -> float:
-    """Median over members of: exposed time of the channel per iteration, less its exposed waiting."""
-    per_rank = []
-    for w in ranks[:: max(1, len(ranks) // 64)]:
-        mine = rows[joined.rank[rows] == w]
-        ledger = stacked.summaries[w].ledger
-        exposed = ledger.sample_exposed_s[joined.sample[mine]].astype(np.float64)
-        steps = len(np.unique(joined.step[joined.which[mine]]))
-        per_rank.append(float((exposed - np.minimum(joined.exposed_wait_s[mine], exposed)).sum()) / max(steps, 1))
-    return float(np.median(per_rank)) if per_rank else 0.0
+def medians(values: Float64s, group: npt.NDArray[np.integer], num: int) -> Float64s:
+    """Of the values of each group 0..num-1; NaN for one without values."""
+    order = np.lexsort((values, group))
+    ordered = values[order]
+    ends = np.searchsorted(group[order], np.arange(num + 1))
+    size = np.diff(ends)
+    found: Float64s = np.full(num, np.nan)
+    some = size > 0
+    low, high = (ends[:-1] + (size - 1) // 2)[some], (ends[:-1] + size // 2)[some]
+    found[some] = np.where(low == high, ordered[low], (ordered[low] + ordered[high]) / 2)
+    return found
+
+
+def _operations(
+    joined: Joined, of: npt.NDArray[np.intp], lengths: npt.NDArray[np.intp], num: int
+) -> list[dict[Operation, tuple[int, float]]]:
+    """For each channel what runs at each place, in order of appearance. `of`: which channel each communication is of;
+    `lengths`: communications in its step."""
+    columns = (of, lengths, joined.position, joined.kind, joined.check)
+    order = np.lexsort(columns[::-1])
+    new = np.ones(len(order), bool)
+    new[1:] = np.any([column[order[1:]] != column[order[:-1]] for column in columns], axis=0)
+    group = np.empty(len(order), np.intp)
+    group[order] = np.cumsum(new) - 1
+    first = np.full(int(new.sum()), len(order), np.intp)
+    np.minimum.at(first, group, np.arange(len(order)))
+    counts, middle = np.bincount(group), medians(joined.transfer_s, group, len(first))
+    found: list[dict[Operation, tuple[int, float]]] = [{} for _ in range(num)]
+    appeared = np.argsort(first, kind="stable")
+    rows = first[appeared]
+    told = (column[rows].tolist() for column in columns)
+    for k, length, position, kind, check, count, seconds in zip(
+        *told, counts[appeared].tolist(), middle[appeared].tolist(), strict=True
+    ):
+        found[k][length, position, kind, check] = count, seconds
+    return found
+
+
+def _exposed_transfers(joined: Joined, channels: npt.NDArray[np.int32]) -> Float64s:
+    """For each channel the median over its members of: exposed time per iteration, less its exposed waiting. Of many
+    members an even sample."""
+    num = len(joined.member_rank)
+    left = joined.exposed_s - np.minimum(joined.exposed_wait_s, joined.exposed_s)
+    seconds = np.bincount(joined.member, weights=left, minlength=num)
+    _, step = np.unique(joined.step, return_inverse=True)
+    num_steps = int(step.max()) + 1
+    met = np.zeros(num * num_steps, bool)
+    met[joined.member.astype(np.intp) * num_steps + step[joined.which]] = True
+    per_step = seconds / np.maximum(met.reshape(num, num_steps).sum(axis=1), 1)
+    begin = np.searchsorted(joined.member_channel, channels)
+    size = np.append(begin[1:], num) - begin
+    of = np.repeat(np.arange(len(channels)), size)
+    every = np.maximum(size // 64, 1)[of]
+    is_picked = (np.arange(num) - begin[of]) % every == 0
+    return medians(per_step[is_picked], of[is_picked], len(channels))
 
 
 def slow_transfers(stacked: Stacked, baseline: Stacked | None, iteration_s: float) -> list[SlowTransfer]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from eroica.collectives import Float32s, Float64s, Joined, Ledger, Peaks, join, ledger_of
+from eroica.collectives import Float32s, Float64s, Joined, Ledger, Peaks, end_to_end, join, ledger_of
 from eroica.critical_path import NUM_ACTIVITIES, OWN_WORK, Activity, CriticalPath, Int32s, UInt8s, critical_spans
 from eroica.intervals import Int64s
 from eroica.job import ProcessGroup
@@ -479,51 +479,98 @@ class Stacked:
         return len(self.ranks)
 
 
+def _function_codes(summaries: Sequence[Summary]) -> tuple[dict[int, npt.NDArray[np.int64]], list[Function]]:
+    """All functions in order of appearance, and for each tuple of functions, by its identity, their places in there.
+
+    By identity first: what was decoded or made in one process shares its records, and to hash forty of them for each of
+    a million ranks takes longer than all else.
+    """
+    number: dict[Function, int] = {}
+    by_identity: dict[int, int] = {}
+    codes: dict[int, npt.NDArray[np.int64]] = {}
+
+    for summary in summaries:
+        own = summary.patterns.functions
+        if id(own) in codes:
+            continue
+        places = list(map(by_identity.get, map(id, own)))
+        if None in places:
+            for function in own:
+                by_identity.setdefault(id(function), number.setdefault(function, len(number)))
+            places = [by_identity[id(function)] for function in own]
+        codes[id(own)] = np.array(places, np.int64)
+    return codes, list(number)
+
+
 def stack(summaries: Sequence[Summary]) -> Stacked:
-    """Line summaries up by rank, function and step. Ranks must differ (ValueError), order does not matter."""
+    """Line summaries up by rank, function and step. Ranks must differ (ValueError), order does not matter.
+
+    All ranks at once, as columns, so that a million of them take seconds.
+    """
     ordered = tuple(sorted(summaries, key=lambda s: s.rank))
     ranks = np.array([s.rank for s in ordered], np.int32)
     if len(np.unique(ranks)) != len(ranks):
         raise ValueError("stack: two summaries have the same rank")
-    weight: dict[Function, float] = {}
-    for summary in ordered:
-        for function, beta in zip(summary.patterns.functions, summary.patterns.beta, strict=True):
-            weight[function] = max(weight.get(function, 0.0), float(beta))
-    functions = tuple(
-        sorted(weight, key=lambda f: (-weight[f], f.activity, f.name, f.location or "", f.user_location or ""))
+    codes, known = _function_codes(ordered)
+    num_functions = np.array([len(s.patterns.functions) for s in ordered], np.int64)
+    code = end_to_end([codes[id(s.patterns.functions)] for s in ordered], np.int64)
+    betas = end_to_end([s.patterns.beta for s in ordered], np.float32)
+    weight = np.zeros(len(known))
+    np.fmax.at(weight, code, betas.astype(np.float64))
+    by_weight = sorted(
+        range(len(known)),
+        key=lambda k: (
+            *(-weight[k], known[k].activity, known[k].name),
+            *(known[k].location or "", known[k].user_location or ""),
+        ),
     )
-    number = {function: k for k, function in enumerate(functions)}
+    functions = tuple(known[k] for k in by_weight)
+    column_of = np.empty(len(known), np.int64)
+    column_of[by_weight] = np.arange(len(known))
+    column = column_of[code]
     shape = (len(ordered), len(functions))
-    beta = np.zeros(shape, np.float32)
-    mu, sigma, count = (np.full(shape, np.nan, np.float32) for _ in range(3))
-    work = np.full(shape, np.nan)
-    source = np.zeros(shape, np.uint8)
-    steps = np.unique(np.concatenate([s.ledger.steps for s in ordered])) if ordered else np.empty(0, np.int64)
-    length, own, exposed, waiting, top_excess, by_work = (np.full((len(ordered), len(steps)), np.nan) for _ in range(6))
+    every = np.arange(len(ordered), dtype=np.int64)
+    cell = np.repeat(every, num_functions) * len(functions) + column
+
+    def by_function(values: Sequence[npt.NDArray[Any]], empty: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        empty.reshape(-1)[cell] = end_to_end(values, empty.dtype.type)
+        return empty
+
+    beta = by_function([s.patterns.beta for s in ordered], np.zeros(shape, np.float32))
+    mu = by_function([s.patterns.mu for s in ordered], np.full(shape, np.nan, np.float32))
+    sigma = by_function([s.patterns.sigma for s in ordered], np.full(shape, np.nan, np.float32))
+    count = by_function([s.patterns.count for s in ordered], np.full(shape, np.nan, np.float32))
+    work = by_function([s.patterns.work for s in ordered], np.full(shape, np.nan))
+    source = by_function([s.patterns.mu_source for s in ordered], np.zeros(shape, np.uint8))
+    del cell
+    num_steps = np.array([len(s.ledger.steps) for s in ordered], np.int64)
+    own_steps = end_to_end([s.ledger.steps for s in ordered], np.int64)
+    steps = np.unique(own_steps)
+    row = np.repeat(every, num_steps)
+    cell = row * len(steps) + np.searchsorted(steps, own_steps)
+
+    def by_step(values: Sequence[npt.NDArray[Any]]) -> Float64s:
+        made: Float64s = np.full((len(ordered), len(steps)), np.nan)
+        made.reshape(-1)[cell] = end_to_end(values, np.float32)
+        return made
+
+    ledgers = [s.ledger for s in ordered]
+    length, own = by_step([of.length_s for of in ledgers]), by_step([of.own_s for of in ledgers])
+    exposed, waiting = by_step([of.exposed_s for of in ledgers]), by_step([of.waiting_s for of in ledgers])
+    top_excess, by_work = by_step([of.top_excess_s for of in ledgers]), by_step([of.top_by_work for of in ledgers])
     top = np.full((len(ordered), len(steps)), -1, np.int32)
-    for w, summary in enumerate(ordered):
-        patterns, ledger = summary.patterns, summary.ledger
-        columns = np.array([number[f] for f in patterns.functions], np.intp)
-        beta[w, columns], mu[w, columns], sigma[w, columns] = patterns.beta, patterns.mu, patterns.sigma
-        work[w, columns], count[w, columns], source[w, columns] = patterns.work, patterns.count, patterns.mu_source
-        at = np.searchsorted(steps, ledger.steps)
-        length[w, at], own[w, at], exposed[w, at], waiting[w, at] = (
-            ledger.length_s,
-            ledger.own_s,
-            ledger.exposed_s,
-            ledger.waiting_s,
-        )
-        top_excess[w, at], by_work[w, at] = ledger.top_excess_s, ledger.top_by_work
-        if len(columns):
-            top[w, at] = np.where(ledger.top_function >= 0, columns[np.maximum(ledger.top_function, 0)], -1)
+    told_top = end_to_end([of.top_function for of in ledgers], np.int32)
+    has_top = (told_top >= 0) & (num_functions[row] > 0)
+    first_function = np.cumsum(num_functions) - num_functions
+    top.reshape(-1)[cell[has_top]] = column[first_function[row[has_top]] + told_top[has_top]]
     told = [s.world_size for s in ordered if s.world_size]
-    groups = [max(g.ranks) + 1 for s in ordered for g in s.groups if g.ranks]
+    groups = [] if told else [max(g.ranks) + 1 for s in ordered for g in s.groups if g.ranks]
     seen = int(ranks.max()) + 1 if len(ranks) else 0
     return Stacked(
         ranks=ranks,
         hosts=tuple(s.host for s in ordered),
         device_models=tuple(s.device_model for s in ordered),
-        world_size=max([*told, *(groups if not told else []), 0 if told else seen, len(ranks)]),
+        world_size=max([*told, *groups, 0 if told else seen, len(ranks)]),
         functions=functions,
         beta=beta,
         mu=mu,
@@ -532,7 +579,7 @@ def stack(summaries: Sequence[Summary]) -> Stacked:
         work=work,
         count=count,
         cutoff=np.array([s.patterns.cutoff for s in ordered], np.float32),
-        activity_beta=np.array([s.patterns.activity_beta for s in ordered], np.float32).reshape(
+        activity_beta=end_to_end([s.patterns.activity_beta for s in ordered], np.float32).reshape(
             len(ordered), NUM_ACTIVITIES
         ),
         iteration_s=np.array([s.window_s / max(s.num_iterations, 1) for s in ordered]),
@@ -544,6 +591,6 @@ def stack(summaries: Sequence[Summary]) -> Stacked:
         top_function=top,
         top_excess_s=top_excess,
         top_by_work=by_work,
-        joined=join([s.ledger for s in ordered]),
+        joined=join(ledgers),
         summaries=ordered,
     )

@@ -72,11 +72,12 @@ def prepare(ledgers: Sequence[Ledger]) -> Replay | None:
     """Steps that all ranks told completely, if replaying them gives what was recorded; else None."""
     if not ledgers:
         return None
+    if sum(len(ledger.step) for ledger in ledgers) > MAX_NODES:
+        return None
     common = set(ledgers[0].complete_steps.tolist())
     for ledger in ledgers[1:]:
         common &= set(ledger.complete_steps.tolist())
-    nodes = sum(len(ledger.step) for ledger in ledgers)
-    if not common or nodes > MAX_NODES:
+    if not common:
         return None
     steps = sorted(common)
     replayed = [_time(ledgers, step, {}) for step in steps]
