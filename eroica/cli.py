@@ -1,5 +1,5 @@
-"""The command line: `eroica run`, `serve`, `agent`, `diagnose`, `show`, `compare`, `doctor` and `demo`, and what asks a
-running coordinator (`remote`).
+"""The command line: `eroica run`, `serve`, `agent`, `diagnose`, `show`, `compare`, `fix`, `doctor` and `demo`, and what
+asks a running coordinator (`remote`).
 
 It turns arguments into calls, and results and errors into text and exit statuses; no other module prints or exits.
 stdout holds results only; progress and messages go to stderr, progress only on a terminal. What a command needs is
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eroica import __version__
+from eroica.assist import command as fixes
 from eroica.errors import EroicaError, UserError
 from eroica.remote import add_api, add_commands, fetch, is_incident
 
@@ -275,6 +276,16 @@ def _parser() -> argparse.ArgumentParser:
         "--format", choices=("text", "json", "md"), default="text", help="what stdout gets (default: text)"
     )
     command.add_argument("--jobs", type=_positive, default=None, metavar="N", help="processes (default: one per core)")
+
+    command = _command(
+        commands,
+        "fix",
+        _fix,
+        "make a patch for what a diagnosis found in the code, try it by your own commands, and open a draft pull request",
+        "eroica fix 1a81c511b065 --repo . --test 'pytest -q' --verify 'torchrun --nproc-per-node 4 train.py --steps 300' "
+        "--pr",
+    )
+    fixes.add_options(command)
 
     command = _command(
         commands,
@@ -653,6 +664,10 @@ def _side(options: argparse.Namespace, path: Path) -> Side:
     with _progress() as progress:
         jobs = options.jobs or os.cpu_count() or 1
         return Side(str(path), *diagnose_paths([str(path)], jobs=jobs, progress=progress))
+
+
+def _fix(options: argparse.Namespace) -> int:
+    return fixes.run(options, _load, _print_text, lambda text: _say(f"eroica: {text}"))
 
 
 def _doctor(options: argparse.Namespace) -> int:

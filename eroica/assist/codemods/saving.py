@@ -1,0 +1,127 @@
+"""Write checkpoints behind the training instead of in it.
+
+`torch.save(state, path)` in a training loop is replaced by a copy of the state and a thread that writes it; the next
+save waits for the one before, so that files appear in order, and behind the loop the last one is waited for, so that
+its errors are still raised. It applies where the state can be copied (dictionaries of state_dict() and plain values)
+and nobody looks at the file right away: no rename, upload, load or barrier follows in the same block.
+"""
+
+from __future__ import annotations
+
+import ast
+
+from eroica.assist.change import Change, Lead, Refusal
+from eroica.assist.codemods.training import spots, training_loops
+from eroica.assist.reading import Code, Loop, Sources, called, here
+from eroica.assist.rewriting import Rewrite, UnfitError
+
+_HELPER = '''_writer = concurrent.futures.ThreadPoolExecutor(max_workers=1)
+_saves: list[concurrent.futures.Future] = []
+
+
+def _finish_saves():
+    """Wait for what is being written, and raise what went wrong."""
+    while _saves:
+        _saves.pop(0).result()
+
+
+def _save_behind(state, path):
+    """Write a copy of `state` while training goes on."""
+    _finish_saves()
+    _saves.append(_writer.submit(torch.save, copy.deepcopy(state), path))
+'''
+_HARMLESS = frozenset(
+    {"print", "info", "debug", "log", "makedirs", "mkdir", "state_dict", "join", "format", "str", "flush"}
+)
+
+
+def propose(sources: Sources, lead: Lead) -> Change | Refusal:
+    """Hand the save of a training loop to a thread."""
+    found: dict[int, tuple[Code, ast.Call, Loop]] = {}
+    for spot in spots(sources, lead):
+        named = spot.code.at(spot.line)
+        # The line may lie in a function that the loop calls.
+        for statement in {spot.statement, *([named] if named is not None else [])}:
+            for call in _saves(spot.code, list(here(statement))):
+                found[id(call)] = (spot.code, call, spot.loop)
+    if not found:
+        for code, loop in training_loops(sources):
+            for call in _saves(code, list(here(loop.body))):
+                found[id(call)] = (code, call, loop)
+    if len(found) != 1:
+        where = ", ".join(f"{code.path}:{call.lineno}" for code, call, _ in found.values())
+        return Refusal(f"{len(found)} places save in training loops ({where})" if found else
+                       "no torch.save stands in a training loop of the repository")  # fmt: skip
+    code, call, loop = next(iter(found.values()))
+    try:
+        return _behind(code, call, loop)
+    except UnfitError as error:
+        return Refusal(str(error))
+
+
+def _saves(code: Code, nodes: list[ast.AST]) -> list[ast.Call]:
+    return [n for n in nodes if isinstance(n, ast.Call) and code.dotted(n.func) == "torch.save"]
+
+
+def _behind(code: Code, call: ast.Call, loop: Loop) -> Change | Refusal:
+    where = f"{code.path}:{call.lineno}"
+    statement = code.statement(call)
+    if not isinstance(statement, ast.Expr) or statement.value is not call:
+        return Refusal(f"{where} is no statement of its own")
+    if len(call.args) != 2 or call.keywords:
+        return Refusal(f"{where} is given more than a state and a path")
+    if not _is_copied(code, call.args[0]):
+        return Refusal(f"what {where} saves cannot be told to be a copy of states")
+    if code.function(call) is None:
+        return Refusal(f"the loop at {code.path}:{loop.lineno} is in no function")
+    block = code.block(statement)
+    for one in block[block.index(statement) + 1 :]:
+        for node in here(one):
+            if isinstance(node, ast.Call) and called(node) not in _HARMLESS:
+                return Refusal(f"line {node.lineno} comes right behind the save, and may need the file")
+    if any(isinstance(node, ast.Return) for node in here(loop.body)):
+        return Refusal(f"the loop in line {loop.lineno} may return while a file is being written")
+    if any(name in code.text for name in ("_save_behind", "_finish_saves", "async_save")):
+        return Refusal(f"{code.path} saves behind the training already")
+    outermost = (code.loops(loop) or [loop])[-1]
+    for node in here(outermost.body):
+        if isinstance(node, ast.Call) and code.dotted(node.func) in (
+            "torch.load",
+            "os.replace",
+            "os.rename",
+            "shutil.move",
+        ):
+            return Refusal(f"line {node.lineno} handles saved files in the loop")
+    first = next(
+        (one for one in code.tree.body if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))), None
+    )
+    if first is None or first.decorator_list:
+        return Refusal(f"{code.path} has no place for a function of its own")
+    rewrite = Rewrite(code)
+    rewrite.replace(call.func, "_save_behind")
+    rewrite.after(outermost, "_finish_saves()\n")
+    rewrite.before(first, _HELPER)
+    for module in ("copy", "concurrent.futures", "torch"):
+        rewrite.need_import(module)
+    return Change(
+        code.path,
+        rewrite.text(),
+        "Write checkpoints behind the training",
+        (
+            f"{where} writes in the training loop while all ranks wait for it",
+            "what is saved are states that can be copied, and nothing in the block needs the file",
+            "saves stay in order; the last one is waited for behind the loop, and errors are raised there or at the next save",
+        ),
+        ("a copy of the state is kept in memory while it is written",),
+    )
+
+
+def _is_copied(code: Code, state: ast.expr) -> bool:
+    """A dictionary of states and plain values, or the state of one thing."""
+    state = code.value(state)
+    if isinstance(state, ast.Call):
+        return isinstance(state.func, ast.Attribute) and state.func.attr in ("state_dict", "item")
+    if isinstance(state, ast.Dict):
+        return all(key is not None and (_is_copied(code, v) or isinstance(v, (ast.Constant, ast.Name))) for key, v in
+                   zip(state.keys, state.values, strict=True))  # fmt: skip
+    return False

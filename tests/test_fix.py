@@ -1,0 +1,266 @@
+"""`eroica fix`: a real git repository, the user's own commands, a forge over HTTP, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from eroica import cli
+from eroica.findings import Diagnosis, FunctionName, to_json
+from tests import samples
+from tests.forge import listening
+
+Capture = pytest.CaptureFixture[str]
+
+TRAIN = '''"""Train."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+def main():
+    dist.init_process_group("gloo")
+    torch.autograd.set_detect_anomaly(True)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(400):
+        loss = model(torch.ones(2, 4)).sum()
+        loss.backward()
+        optimizer.step()
+
+
+if __name__ == "__main__":
+    main()
+'''
+LINE = next(n for n, line in enumerate(TRAIN.splitlines(), 1) if "anomaly" in line)
+
+
+def git(folder: Path, *words: str) -> str:
+    told = subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True, text=True)
+    return told.stdout.strip()
+
+
+def repository(folder: Path) -> Path:
+    """A checkout with a remote beside it, called owner/waves."""
+    remote = folder / "owner" / "waves.git"
+    git(folder, "init", "--quiet", "--bare", "--initial-branch=main", str(remote))
+    checkout = folder / "checkout"
+    checkout.mkdir()
+    git(checkout, "init", "--quiet", "--initial-branch=main")
+    git(checkout, "config", "user.name", "Somebody")
+    git(checkout, "config", "user.email", "somebody@example.com")
+    (checkout / "src").mkdir()
+    (checkout / "src" / "train.py").write_text(TRAIN)
+    git(checkout, "add", ".")
+    git(checkout, "commit", "--quiet", "--message", "Train")
+    git(checkout, "remote", "add", "origin", str(remote))
+    git(checkout, "push", "--quiet", "origin", "main")
+    return checkout
+
+
+def diagnosis_file(folder: Path, *, line: int = LINE, path: str = "/app/waves/src/train.py") -> Path:
+    """What a job elsewhere was diagnosed with: anomaly detection is on, at a line."""
+    whole, _ = samples.slow_input()
+    named = FunctionName("setting", "torch.autograd.set_detect_anomaly(True)", f"{path}:{line}", f"{path}:{line}", "main")
+    finding = replace(whole.findings[0], cause="configuration", scope="all", function=named)
+    told: Diagnosis = replace(whole, findings=(finding,), verdict=replace(whole.verdict, cause="configuration"))
+    file = folder / "incidents" / f"diagnosis-{to_json(told)['id']}.json"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(to_json(told)))
+    return file
+
+
+def state(checkout: Path) -> tuple[str, str, str]:
+    """All that a run could leave behind: branches, worktrees, files."""
+    return git(checkout, "branch", "--list"), git(checkout, "worktree", "list"), git(checkout, "status", "--porcelain")
+
+
+def test_a_patch_is_shown_and_left_on_a_branch_of_its_own(tmp_path: Path, capsys: Capture) -> None:
+    checkout, file = repository(tmp_path), diagnosis_file(tmp_path)
+    before = state(checkout)
+    (checkout / "src" / "untracked.txt").write_text("of the user")
+    identity = file.stem.removeprefix("diagnosis-")
+    where = ["--repo", str(checkout / "src"), "--in", str(file.parent)]
+    code = "import ast; assert 'anomaly' not in ast.unparse(ast.parse(open('src/train.py').read()))"
+    assert cli.main(["fix", identity[:6], *where, "--test", f'{sys.executable} -c "{code}"']) == 0
+    shown = capsys.readouterr()
+    branch = f"eroica/{identity}-anomaly-mode"
+    assert re.search(rf"branch +{branch}\n", shown.out)
+    patch = git(checkout, "diff", "main", branch)
+    assert patch in shown.out
+    assert [line for line in patch.splitlines() if line[:1] in "+-" and line[:3] not in ("+++", "---")] == [
+        "-    torch.autograd.set_detect_anomaly(True)"
+    ]
+    branches, worktrees, _ = state(checkout)
+    assert branches.split() == [branch, "*", "main"]
+    assert worktrees == before[1]
+    assert git(checkout, "status", "--porcelain") == "?? src/untracked.txt"
+    message = git(checkout, "log", "-1", "--format=%B", branch)
+    assert message.startswith("Take out anomaly detection\n")
+    assert identity in message
+
+
+def test_a_draft_is_opened_with_evidence_patch_and_how_to_measure_again(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkout, file = repository(tmp_path), diagnosis_file(tmp_path)
+    monkeypatch.setenv("GH_TOKEN", "a-secret-of-the-user")
+    with listening() as forge:
+        words = ["fix", str(file), "--repo", str(checkout), "--pr", "--api", forge.url, "--format", "json"]
+        assert cli.main(words) == 0
+        told = json.loads(capsys.readouterr().out)
+    ((path, authorization, request),) = forge.asked
+    assert path == "/repos/owner/waves/pulls"
+    assert authorization == "Bearer a-secret-of-the-user"
+    assert (request["draft"], request["base"], request["head"]) == (True, "main", told["branch"])
+    assert told["pull_request"] == "https://forge.example/o/r/pull/7"
+    assert git(checkout, "ls-remote", "origin", told["branch"]).split()[0] == git(checkout, "rev-parse", told["branch"])
+    body = request["body"]
+    for part in ("**E1**", "-    torch.autograd.set_detect_anomaly(True)", "up to 121 ms per iteration", "not measured",
+                 "eroica fix", told["diagnosis"], "by a literal"):  # fmt: skip
+        assert part in body
+    assert "a-secret" not in json.dumps(told) + body
+
+
+def test_whatever_fails_leaves_no_branch_no_worktree_and_nothing_on_the_remote(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkout, file = repository(tmp_path), diagnosis_file(tmp_path)
+    before, remote = state(checkout), git(checkout, "ls-remote", "origin")
+    monkeypatch.setenv("GH_TOKEN", "t")
+    left = set(Path(os.environ.get("TMPDIR", "/tmp")).glob("eroica-fix-*"))
+    base = ["fix", str(file), "--repo", str(checkout)]
+    with listening() as forge:
+        forge.status, forge.answer = 422, {"message": "Validation Failed", "errors": [{"message": "Draft \x1b[31mnot supported"}]}
+        for more, said in [
+            (["--test", f"{sys.executable} -c 'print(1); raise SystemExit(3)'"], r"tests fail with the patch \(status 3\); they fail without it, too"),
+            (["--test", f"{sys.executable} -c \"assert 'anomaly' in open('src/train.py').read()\""], r"tests fail with the patch \(status 1\): .*AssertionError"),
+            (["--test", "no-such-command"], "cannot be started"),
+            (["--verify", f"{sys.executable} -c 'import no_such_module'"], "fails in a clean checkout"),
+            (["--pr", "--api", forge.url], r"refused the pull request: 422 Validation Failed; Draft \\x1b\[31mnot supported"),
+        ]:  # fmt: skip
+            assert cli.main([*base, *more]) == 1
+            assert re.search(said, capsys.readouterr().err), more
+            assert state(checkout) == before
+            assert git(checkout, "ls-remote", "origin") == remote
+    assert set(Path(os.environ.get("TMPDIR", "/tmp")).glob("eroica-fix-*")) == left
+
+
+def test_a_token_goes_to_no_other_address_and_never_in_the_clear(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkout, file = repository(tmp_path), diagnosis_file(tmp_path)
+    monkeypatch.setenv("GITHUB_TOKEN", "t")
+    base = ["fix", str(file), "--repo", str(checkout), "--pr"]
+    with listening() as forge, listening() as stranger:
+        forge.status, forge.location = 302, stranger.url + "/elsewhere"
+        assert cli.main([*base, "--api", forge.url]) == 1
+        assert "302" in capsys.readouterr().err
+        assert len(forge.asked) == 1
+        assert not stranger.asked
+    for api, said in [("http://forge.example", "in the clear"), ("ftp://x", "no address"), ("https://a:b@c", "secret")]:
+        assert cli.main([*base, "--api", api]) == 1
+        assert said in capsys.readouterr().err
+    monkeypatch.delenv("GITHUB_TOKEN")
+    monkeypatch.setenv("PATH", str(Path(_git_folder())))
+    assert cli.main([*base, "--api", "https://forge.example"]) == 1
+    assert "needs a token in GH_TOKEN" in capsys.readouterr().err
+
+
+def _git_folder() -> str:
+    import shutil
+
+    found = shutil.which("git")
+    assert found is not None
+    return os.path.dirname(found)
+
+
+def test_gh_opens_the_draft_where_it_is_installed(
+    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkout, file = repository(tmp_path), diagnosis_file(tmp_path)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    gh = tools / "gh"
+    gh.write_text(f'#!/bin/sh\necho "$@" > {tools}/words\ncat > {tools}/body\necho https://github.com/owner/waves/pull/3\n')
+    gh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
+    for name in ("GH_TOKEN", "GITHUB_TOKEN", "GITHUB_API_URL"):
+        monkeypatch.delenv(name, raising=False)
+    assert cli.main(["fix", str(file), "--repo", str(checkout), "--pr"]) == 0
+    assert "https://github.com/owner/waves/pull/3" in capsys.readouterr().out
+    words = (tools / "words").read_text()
+    assert words.startswith("pr create --draft --title Take out anomaly detection --body-file - --head eroica/")
+    assert words.rstrip().endswith("--base main --repo owner/waves")
+    assert "```diff" in (tools / "body").read_text()
+
+
+def test_what_may_not_be_patched_is_refused_in_a_sentence(tmp_path: Path, capsys: Capture) -> None:
+    checkout, file = repository(tmp_path), diagnosis_file(tmp_path)
+    base = ["fix", str(file), "--repo"]
+
+    def said(*words: str, status: int = 1) -> str:
+        assert cli.main([*words]) == status
+        output = capsys.readouterr()
+        assert output.out == ""
+        assert output.err.count("\n") == 1
+        return output.err
+
+    assert "is no git repository" in said(*base, str(tmp_path))
+    assert "is no folder" in said(*base, str(tmp_path / "nowhere"))
+    assert "no finding 'F9'" in said(*base, str(checkout), "--finding", "F9")
+    assert "holds no diagnosis abcdef" in said("fix", "abcdef", "--repo", str(checkout), "--in", str(tmp_path))
+    assert "names the checkout itself" in said(*base, str(checkout), "--test", f"pytest {checkout}/tests")
+    (checkout / "src" / "train.py").write_text(TRAIN + "# changed\n")
+    assert "not committed (src/train.py)" in said(*base, str(checkout))
+    git(checkout, "commit", "--quiet", "--all", "--message", "Change")
+    # The one line that a patch could change is reached through a link.
+    (checkout / "src" / "train.py").unlink()
+    (tmp_path / "outside.py").write_text(TRAIN)
+    (checkout / "src" / "train.py").symlink_to(tmp_path / "outside.py")
+    git(checkout, "commit", "--quiet", "--all", "--message", "Link")
+    assert "no codemod fits: F1 (configuration): anomaly mode: no line of the repository" in said(*base, str(checkout))
+    assert (tmp_path / "outside.py").read_text() == TRAIN
+
+
+def test_hooks_and_what_the_repository_holds_are_not_run(tmp_path: Path) -> None:
+    checkout, file = repository(tmp_path), diagnosis_file(tmp_path)
+    for name in ("pre-commit", "post-checkout", "post-commit", "pre-push"):
+        hook = checkout / ".git" / "hooks" / name
+        hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/hook-ran\nexit 1\n")
+        hook.chmod(0o755)
+    (checkout / "sitecustomize.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w')\n")
+    git(checkout, "add", "sitecustomize.py")
+    git(checkout, "-c", "core.hooksPath=/dev/null", "commit", "--quiet", "--message", "Trap")
+    assert cli.main(["fix", str(file), "--repo", str(checkout)]) == 0
+    assert not (tmp_path / "hook-ran").exists()
+    assert not (tmp_path / "imported").exists()
+
+
+def test_a_line_that_is_not_in_the_named_function_any_more_leads_nowhere(tmp_path: Path, capsys: Capture) -> None:
+    checkout = repository(tmp_path)
+    moved = TRAIN.replace("def main():", "def other():\n    torch.autograd.set_detect_anomaly(True)\n\n\ndef main():")
+    moved = moved.replace('"gloo")\n    torch.autograd', '"gloo")\n    torch.manual_seed(0)\n    torch.autograd')
+    (checkout / "src" / "train.py").write_text(moved)
+    git(checkout, "commit", "--quiet", "--all", "--message", "Move")
+    line = next(n for n, text in enumerate(moved.splitlines(), 1) if "anomaly" in text)
+    assert cli.main(["fix", str(diagnosis_file(tmp_path, line=line)), "--repo", str(checkout)]) == 1
+    assert "asked for in 2 places" in capsys.readouterr().err
+
+
+def test_a_second_patch_takes_a_branch_of_its_own(tmp_path: Path, capsys: Capture) -> None:
+    checkout, file = repository(tmp_path), diagnosis_file(tmp_path)
+    for _ in range(2):
+        assert cli.main(["fix", str(file), "--repo", str(checkout)]) == 0
+    branches = [line.strip() for line in git(checkout, "branch", "--list", "eroica/*").splitlines()]
+    assert len(branches) == 2
+    assert branches[1] == branches[0] + "-2"
+    capsys.readouterr()
