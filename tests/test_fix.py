@@ -69,7 +69,9 @@ def repository(folder: Path) -> Path:
 def diagnosis_file(folder: Path, *, line: int = LINE, path: str = "/app/waves/src/train.py") -> Path:
     """What a job elsewhere was diagnosed with: anomaly detection is on, at a line."""
     whole, _ = samples.slow_input()
-    named = FunctionName("setting", "torch.autograd.set_detect_anomaly(True)", f"{path}:{line}", f"{path}:{line}", "main")
+    named = FunctionName(
+        "setting", "torch.autograd.set_detect_anomaly(True)", f"{path}:{line}", f"{path}:{line}", "main"
+    )
     finding = replace(whole.findings[0], cause="configuration", scope="all", function=named)
     told: Diagnosis = replace(whole, findings=(finding,), verdict=replace(whole.verdict, cause="configuration"))
     file = folder / "incidents" / f"diagnosis-{to_json(told)['id']}.json"
@@ -139,7 +141,10 @@ def test_whatever_fails_leaves_no_branch_no_worktree_and_nothing_on_the_remote(
     left = set(Path(os.environ.get("TMPDIR", "/tmp")).glob("eroica-fix-*"))
     base = ["fix", str(file), "--repo", str(checkout)]
     with listening() as forge:
-        forge.status, forge.answer = 422, {"message": "Validation Failed", "errors": [{"message": "Draft \x1b[31mnot supported"}]}
+        forge.status, forge.answer = (
+            422,
+            {"message": "Validation Failed", "errors": [{"message": "Draft \x1b[31mnot supported"}]},
+        )
         for more, said in [
             (["--test", f"{sys.executable} -c 'print(1); raise SystemExit(3)'"], r"tests fail with the patch \(status 3\); they fail without it, too"),
             (["--test", f"{sys.executable} -c \"assert 'anomaly' in open('src/train.py').read()\""], r"tests fail with the patch \(status 1\): .*AssertionError"),
@@ -190,7 +195,9 @@ def test_gh_opens_the_draft_where_it_is_installed(
     tools = tmp_path / "tools"
     tools.mkdir()
     gh = tools / "gh"
-    gh.write_text(f'#!/bin/sh\necho "$@" > {tools}/words\ncat > {tools}/body\necho https://github.com/owner/waves/pull/3\n')
+    gh.write_text(
+        f'#!/bin/sh\necho "$@" > {tools}/words\ncat > {tools}/body\necho https://github.com/owner/waves/pull/3\n'
+    )
     gh.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
     for name in ("GH_TOKEN", "GITHUB_TOKEN", "GITHUB_API_URL"):

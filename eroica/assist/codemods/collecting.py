@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 
 from eroica.assist.change import Change, Lead, Refusal
-from eroica.assist.codemods.training import EVERY, counted, spots, training_loops
+from eroica.assist.codemods.training import EVERY, counted, counter, spots, training_loops
 from eroica.assist.reading import Code, Loop, Sources, constant, here, is_pure
 from eroica.assist.rewriting import Rewrite, UnfitError
 
@@ -30,7 +30,7 @@ def propose(sources: Sources, lead: Lead) -> Change | Refusal:
                 where = ", ".join(f"{code.path}:{call.lineno}" for code, call, _ in chosen)
                 return Refusal(f"{len(chosen)} places collect garbage in training loops ({where})")
             return _aligned(*chosen[0])
-        return _automatic(sources)
+        return _in_function(*own[0]) if len(own) == 1 else _automatic(sources)
     except UnfitError as error:
         return Refusal(str(error))
 
@@ -49,9 +49,8 @@ def _aligned(code: Code, call: ast.Call, loop: Loop) -> Change | Refusal:
     where = f"{code.path}:{call.lineno}"
     if not isinstance(statement, ast.Expr) or statement.value is not call:
         return Refusal(f"{where} uses what the collection returns")
-    if call.args or call.keywords:
-        if constant(call.args[0] if call.args else None) in (0, 1):
-            return Refusal(f"{where} collects the young generation only, which is short")
+    if call.args and constant(call.args[0]) in (0, 1):
+        return Refusal(f"{where} collects the young generation only, which is short")
     condition = next((one for one in code.ancestors(statement) if isinstance(one, ast.If) or one is loop), loop)
     rewrite = Rewrite(code)
     if condition is loop:
@@ -86,6 +85,32 @@ def _aligned(code: Code, call: ast.Call, loop: Loop) -> Change | Refusal:
     )
 
 
+def _in_function(code: Code, call: ast.Call) -> Change | Refusal:
+    """A collection in a function that the loop calls, when a count has a remainder of the rank's own."""
+    where = f"{code.path}:{call.lineno}"
+    conditions = code.conditions(call)
+    test = conditions[0] if len(conditions) == 1 else None
+    if not (
+        isinstance(test, ast.Compare)
+        and isinstance(test.left, ast.BinOp)
+        and isinstance(test.left.op, ast.Mod)
+        and len(test.ops) == 1
+        and isinstance(test.ops[0], ast.Eq)
+    ):
+        return Refusal(f"{where} collects in no training loop, and under no condition on a count of steps")
+    remainder = test.comparators[0]
+    if code.is_rank_local(test.left) or not is_pure(test) or not code.is_rank_local(remainder):
+        return Refusal(f"{where} collects when `{code.source(test)}`, which is not seen to differ from rank to rank")
+    rewrite = Rewrite(code)
+    rewrite.replace(remainder, "0")
+    return Change(
+        code.path,
+        rewrite.text(),
+        "Collect garbage at the same steps on all ranks",
+        (f"{where} collects garbage when `{code.source(test)}`, which comes at other steps on each rank",),
+    )
+
+
 def _is_harmless(code: Code, statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call) and (
         code.dotted(statement.value.func) in _HARMLESS
@@ -106,7 +131,8 @@ def _period(code: Code, test: ast.expr, depth: int = 2) -> str:
     """N of `x % N`, as it stands there."""
     for node in ast.walk(test):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and is_pure(node.right):
-            if not code.is_rank_local(node.right) and isinstance(node.right, (ast.Name, ast.Attribute, ast.Constant)):
+            is_plain = isinstance(node.right, (ast.Name, ast.Attribute, ast.Constant))
+            if is_plain and not code.is_rank_local(node.right):
                 return code.source(node.right)
         if isinstance(node, ast.Name) and depth:
             given = code.value(node)
@@ -117,8 +143,6 @@ def _period(code: Code, test: ast.expr, depth: int = 2) -> str:
 
 def _is_common(code: Code, test: ast.expr, loop: Loop) -> bool:
     """Nothing but the counter of the loop, and what does not change in it, decides."""
-    from eroica.assist.codemods.training import counter
-
     step = counter(code, loop)
     changing = {n.id for n in here(loop) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)} - {step}
     named = {n.id for n in ast.walk(test) if isinstance(n, ast.Name)}
@@ -147,7 +171,8 @@ def _automatic(sources: Sources) -> Change | Refusal:
         rewrite.text(),
         f"Collect garbage every {EVERY} steps, on all ranks together",
         (
-            f"the loop in line {loop.lineno} is the one training loop of the repository, and nothing else steers the collector",
+            f"the loop in line {loop.lineno} is the one training loop of the repository, and nothing else steers the "
+            "collector",
             f"`{step}` counts the same steps on all ranks",
         ),
         (f"objects in circles live up to {EVERY} steps longer", "the collector stays off when the loop is over"),

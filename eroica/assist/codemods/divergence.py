@@ -12,7 +12,7 @@ import ast
 from collections.abc import Iterator
 
 from eroica.assist.change import Change, Lead, Refusal
-from eroica.assist.reading import Code, Sources, called, has_stars, here
+from eroica.assist.reading import Code, Function, Sources, bindings, called, has_stars, here
 from eroica.assist.rewriting import Rewrite, UnfitError
 
 _COLLECTIVES = frozenset(
@@ -57,7 +57,10 @@ def _candidates(sources: Sources, lead: Lead) -> Iterator[tuple[Code, ast.If, as
         if code is None or statement is None:
             continue
         for node in here(list(code.scope(statement).body)):
-            if not (isinstance(node, ast.Call) and _is_collective(code, node)) or id(node) in seen:
+            if (
+                not (isinstance(node, ast.Call) and (_is_collective(code, node) or _meets(code, node)))
+                or id(node) in seen
+            ):
                 continue
             seen.add(id(node))
             block = next(
@@ -72,12 +75,40 @@ def _is_collective(code: Code, call: ast.Call) -> bool:
     return name.startswith("torch.distributed.") and name.rpartition(".")[2] in _COLLECTIVES
 
 
+def _meets(code: Code, call: ast.Call) -> ast.FunctionDef | None:
+    """The function that is called, if it computes and meets the other ranks, and does nothing else."""
+    function = code.named(call.func.id) if isinstance(call.func, ast.Name) else None
+    if not isinstance(function, ast.FunctionDef) or function.decorator_list:
+        return None
+    met = False
+    for node in here(function.body):
+        if isinstance(node, ast.Call):
+            if _is_collective(code, node):
+                if called(node) not in _EVERYWHERE or any(k.arg == "group" for k in node.keywords):
+                    return None
+                met = True
+            elif called(node) not in _COMPUTES:
+                return None
+        elif isinstance(node, ast.stmt) and not isinstance(
+            node, (ast.Assign, ast.AugAssign, ast.Expr, ast.Return, ast.Pass)
+        ):
+            return None
+        elif isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
+            return None
+    return function if met else None
+
+
 def _moved(code: Code, block: ast.If, call: ast.Call) -> Change | Refusal:
     name = called(call)
     test = code.source(block.test)
-    if has_stars(call) or any(k.arg == "group" for k in call.keywords) or _group_by_position(call, name):
+    is_direct = _is_collective(code, call)
+    if (
+        has_stars(call)
+        or any(k.arg == "group" for k in call.keywords)
+        or (is_direct and _group_by_position(call, name))
+    ):
         return Refusal("the call is for a group, whose ranks may be those of the condition")
-    if name not in _EVERYWHERE:
+    if is_direct and name not in _EVERYWHERE:
         return Refusal(f"{name} takes other arguments on other ranks")
     statement = code.statement(call)
     index = next((n for n, one in enumerate(block.body) if one is statement), None)
@@ -90,7 +121,11 @@ def _moved(code: Code, block: ast.If, call: ast.Call) -> Change | Refusal:
     if any(code.is_rank_local(one) for one in code.conditions(block)):
         return Refusal("it stands under several conditions on the rank")
     for node in here(list(code.scope(block).body)):
-        if isinstance(node, ast.Call) and node is not call and (called(node) in _PAIRS or _is_collective(code, node)):
+        if (
+            isinstance(node, ast.Call)
+            and node is not call
+            and (called(node) in _PAIRS or _is_collective(code, node) or _meets(code, node))
+        ):
             around = next(
                 (o for o in code.ancestors(node) if isinstance(o, ast.If) and code.is_rank_local(o.test)), None
             )
@@ -105,12 +140,15 @@ def _moved(code: Code, block: ast.If, call: ast.Call) -> Change | Refusal:
     ):
         return Refusal(f"what stands under `{test}` may leave before the call")
     rewrite = Rewrite(code)
-    if name in _BARRIERS and index == len(block.body) - 1 and index > 0:
+    if is_direct and name in _BARRIERS and index == len(block.body) - 1 and index > 0:
         rewrite.move_after([statement], block)
         what = "behind the condition: all ranks meet there when it is done"
     else:
         before = block.body[: index + 1]
-        trouble = _differs(code, block, before[:-1], call)
+        own = [t for t in getattr(statement, "targets", [])]
+        if not all(isinstance(one, ast.Name) for one in own):
+            return Refusal("its result is kept where others may read it")
+        trouble = _differs(code, block, before[:-1], call, {one.id for one in own if isinstance(one, ast.Name)})
         if trouble:
             return Refusal(trouble)
         rewrite.move_before(before, block)
@@ -147,15 +185,15 @@ def _is_elif(code: Code, block: ast.If) -> bool:
     return isinstance(parent, ast.If) and block in parent.orelse
 
 
-def _differs(code: Code, block: ast.If, before: list[ast.stmt], call: ast.Call) -> str:
-    """Why the other ranks cannot do these statements and the call; "" if they can."""
+def _differs(code: Code, block: ast.If, before: list[ast.stmt], call: ast.Call, result: set[str]) -> str:
+    """Why the other ranks cannot do these statements and the call; "" if they can. `result`: names that it is kept in."""
     made: set[str] = set()
     for one in before:
         if not isinstance(one, ast.Assign) or not all(isinstance(t, ast.Name) for t in one.targets):
             return f"line {one.lineno}, before the call, does more than compute its input"
         for node in ast.walk(one.value):
             if isinstance(node, ast.Call) and called(node) not in _COMPUTES:
-                return f"line {one.lineno}, before the call, calls {called(node) or 'something'}, which the others may not do"
+                return f"line {one.lineno}, before the call, calls {called(node) or 'something'} on some ranks only"
         made |= {t.id for t in one.targets if isinstance(t, ast.Name)}
     wanted = {
         n.id
@@ -164,8 +202,6 @@ def _differs(code: Code, block: ast.If, before: list[ast.stmt], call: ast.Call) 
         if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)
     }
     scope = code.scope(block)
-    from eroica.assist.reading import Function, bindings
-
     for name in wanted - made:
         bound = bindings(scope, name) if isinstance(scope, Function) else []
         for one in bound:
@@ -174,7 +210,7 @@ def _differs(code: Code, block: ast.If, before: list[ast.stmt], call: ast.Call) 
             )
             if around is not None:
                 return f"{name} exists on some ranks only"
-    for name in made:
+    for name in made | result:
         outside = [
             n for n in ast.walk(scope) if isinstance(n, ast.Name) and n.id == name and n not in set(ast.walk(block))
         ]

@@ -32,6 +32,8 @@ FEW_WORKERS = 2
 """Where the cores of a rank are not known."""
 _SHARED = ("open", "connect", "File", "TarFile", "ZipFile", "mmap", "lmdb", "Lock", "Session", "Client", "socket")
 """What makes an object that forked processes must not share: a position in a file, a connection, a lock."""
+_DRAWS = ("Random", "SystemRandom", "default_rng", "RandomState", "Generator", "iter", "count", "cycle")
+"""What makes an object that goes on from call to call: each worker would have a copy that begins at the same point."""
 _CHANGES = frozenset(
     {"append", "extend", "insert", "add", "update", "setdefault", "pop", "popitem", "clear", "remove", "discard", "sort",
      "reverse", "write", "seek", "put", "send", "recv", "acquire", "appendleft"}
@@ -348,9 +350,10 @@ def _trouble(code: Code, owner: ast.ClassDef) -> str:
             node.targets[0] if isinstance(node, ast.Assign) else node.target
         ):
             value = node.value
-            if isinstance(value, ast.Call) and called(value) in _SHARED:
+            if isinstance(value, ast.Call) and called(value) in (*_SHARED, *_DRAWS):
+                kind = "draws from" if called(value) in _DRAWS else "keeps"
                 return (
-                    f"{where} keeps what processes must not share, in line {node.lineno}: `{code.source(value)[:60]}`"
+                    f"{where} {kind} what processes must not share, in line {node.lineno}: `{code.source(value)[:60]}`"
                 )
     todo, seen = [m for name, m in methods.items() if name in ("__getitem__", "__getitems__", "__len__")], set[str]()
     while todo:
@@ -369,6 +372,8 @@ def _trouble(code: Code, owner: ast.ClassDef) -> str:
             if isinstance(node, ast.Call):
                 name = called(node)
                 if isinstance(node.func, ast.Attribute) and name in _CHANGES and _is_self(node.func.value):
+                    return f"{where} changes its own state in line {line}: workers would each have their own"
+                if name == "next" and node.args and _is_self(node.args[0]):
                     return f"{where} changes its own state in line {line}: workers would each have their own"
                 if name in ("cuda", "get_rank", "all_reduce", "broadcast", "barrier", "all_gather"):
                     return f"{where} uses a device or a process group in line {line}"

@@ -80,7 +80,7 @@ def _seldom(sources: Sources, spot: Spot) -> Change | Refusal:
             return Refusal(f"it runs under `{code.source(test)}`, which may be seldom already")
     if isinstance(whole, ast.If) and whole.orelse:
         return Refusal("the condition has an else")
-    group = [whole] if isinstance(whole, ast.If) else _neighbours(sources, code, whole, loop)
+    group = [whole] if isinstance(whole, ast.If) else _neighbours(sources, code, whole)
     if isinstance(group, Refusal):
         return group
     rewrite = Rewrite(code)
@@ -108,21 +108,18 @@ def _seldom(sources: Sources, spot: Spot) -> Change | Refusal:
 
 
 def _whole(sources: Sources, code: Code, statement: ast.stmt, loop: Loop) -> ast.stmt | None:
-    """The largest `if` around a report that holds nothing but reports, else the report; None if it is none."""
-    if isinstance(statement, (ast.With, ast.For, ast.If)) or _is_report(sources, code, statement):
-        best = statement if _only_reports(sources, code, [statement]) else None
-    elif _is_reading(code, statement):
-        best = statement
-    else:
+    """The largest block around a report that holds nothing but reports, else the report; None if it is none."""
+
+    def fits(one: ast.stmt) -> bool:
+        return _only_reports(sources, code, [one]) or _is_reading(code, one)
+
+    if not fits(statement):
         return None
+    best = statement
     for one in code.ancestors(statement):
-        if one is loop:
+        if one is loop or not isinstance(one, (ast.If, ast.With, ast.For)) or not fits(one):
             break
-        if (
-            isinstance(one, (ast.If, ast.With))
-            and _only_reports(sources, code, [one])
-            and _locals_stay(code, one, loop)
-        ):
+        if not _read_elsewhere(code, _assigned([one]), [one]) or _is_reading(code, one):
             best = one
     return best
 
@@ -168,11 +165,12 @@ def _is_report(sources: Sources, code: Code, statement: ast.stmt, depth: int = 2
         return root in ("os.fsync", "time.sleep", "json.dump", "os.makedirs") or root.startswith("wandb.log")
     if name in _DOES and not bindings(code.tree, name):
         return True
-    return depth > 0 and _is_reporter(sources, code, name, depth - 1)
+    return depth > 0 and is_reporter(sources, code, name, depth - 1)
 
 
-def _is_reporter(sources: Sources, code: Code, name: str, depth: int) -> bool:
-    """A function of the repository that gives nothing back, keeps nothing and only tells."""
+def is_reporter(sources: Sources, code: Code, name: str, depth: int = 1, also: Sequence[str] = ()) -> bool:
+    """A function of the repository that gives nothing back, keeps nothing and only tells. `also`: full names of
+    functions that it may call, too."""
     found = [(code, code.named(name))] if code.named(name) else [
         (c, c.named(name)) for c in sources.mentioning(f"def {name}") if c.named(name)
     ]  # fmt: skip
@@ -192,12 +190,14 @@ def _is_reporter(sources: Sources, code: Code, name: str, depth: int) -> bool:
         ):
             return False
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-            if not _is_report(sources, where, node, depth):
+            if where.dotted(node.value.func) not in also and not _is_report(sources, where, node, depth):
                 return False
         elif isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
             if node.value is not None and not _is_plain(node.value):
                 return False
-        elif isinstance(node, ast.With) and not _opens(node):
+        elif (isinstance(node, ast.With) and not _opens(node)) or (
+            isinstance(node, ast.For) and not _is_plain(node.iter)
+        ):
             return False
     return True
 
@@ -213,23 +213,23 @@ def _is_plain(expression: ast.expr) -> bool:
 
 
 def _is_reading(code: Code, statement: ast.stmt) -> bool:
-    """`value = something plain`, of a local name."""
-    return (
-        isinstance(statement, ast.Assign)
-        and len(statement.targets) == 1
-        and isinstance(statement.targets[0], ast.Name)
-        and _is_plain(statement.value)
-        and code.function(statement) is not None
-    )
+    """Gives local names something plain, and does nothing else: also in a loop, or under a condition."""
+    if code.function(statement) is None:
+        return False
+    if isinstance(statement, ast.Assign):
+        return all(isinstance(one, ast.Name) for one in statement.targets) and _is_plain(statement.value)
+    if isinstance(statement, ast.AugAssign):
+        return isinstance(statement.target, ast.Name) and _is_plain(statement.value)
+    if isinstance(statement, ast.For):
+        body = [*statement.body, *statement.orelse]
+        return _is_plain(statement.iter) and all(_is_reading(code, one) for one in body)
+    if isinstance(statement, ast.If):
+        return _is_plain(statement.test) and all(_is_reading(code, one) for one in [*statement.body, *statement.orelse])
+    return False
 
 
 def _assigned(body: Sequence[ast.AST]) -> set[str]:
     return {n.id for n in here(list(body)) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-
-
-def _locals_stay(code: Code, block: ast.stmt, loop: Loop) -> bool:
-    """Nothing that is given a name in the block is read outside of it."""
-    return not _read_elsewhere(code, _assigned([block]), [block])
 
 
 def _read_elsewhere(code: Code, given: set[str], group: Sequence[ast.stmt]) -> set[str]:
@@ -242,44 +242,39 @@ def _read_elsewhere(code: Code, given: set[str], group: Sequence[ast.stmt]) -> s
     }
 
 
-def _neighbours(sources: Sources, code: Code, statement: ast.stmt, loop: Loop) -> list[ast.stmt] | Refusal:
-    """The statement with reports, and values made for them, directly beside it."""
+def _neighbours(sources: Sources, code: Code, statement: ast.stmt) -> list[ast.stmt] | Refusal:
+    """The statement with the reports directly beside it, and with the values that are made for them alone."""
     block = code.block(statement)
     begin = end = block.index(statement)
 
-    def fits(one: ast.stmt) -> bool:
-        return _is_report(sources, code, one) or (
-            isinstance(one, ast.If) and not one.orelse and _only_reports(sources, code, [one])
-        )
+    def reports(one: ast.stmt) -> bool:
+        return _only_reports(sources, code, [one]) and not (isinstance(one, ast.If) and one.orelse)
 
-    while end + 1 < len(block) and (
-        fits(block[end + 1]) or (_is_reading(code, block[end + 1]) and _wanted(code, block, end + 1, sources))
-    ):
-        end += 1
-    while begin and (fits(block[begin - 1]) or _is_reading(code, block[begin - 1])):
-        if not fits(block[begin - 1]) and _read_elsewhere(
-            code, _assigned([block[begin - 1]]), block[begin - 1 : end + 1]
+    while end + 1 < len(block):
+        # Values are taken along if a report comes behind them.
+        ahead = next((n for n in range(end + 1, len(block)) if not _is_reading(code, block[n])), None)
+        if ahead is None or not reports(block[ahead]):
+            break
+        if _read_elsewhere(code, _assigned(block[end + 1 : ahead]), block[begin : ahead + 1]):
+            break
+        end = ahead
+    while begin:
+        one = block[begin - 1]
+        if not reports(one) and not (
+            _is_reading(code, one) and not _read_elsewhere(code, _assigned([one]), block[begin - 1 : end + 1])
         ):
             break
         begin -= 1
     group = block[begin : end + 1]
-    if not any(fits(one) for one in group):
+    if not any(reports(one) for one in group):
         return Refusal("the value is not only reported")
     elsewhere = _read_elsewhere(code, _assigned(group), group)
     if elsewhere:
         return Refusal(f"{', '.join(sorted(elsewhere))} is used elsewhere, too")
     for one in group:
-        for test in [one.test] if isinstance(one, ast.If) else []:
-            if _counts(code, test):
-                return Refusal(f"it runs under `{code.source(test)}` already")
+        if isinstance(one, ast.If) and _counts(code, one.test):
+            return Refusal(f"it runs under `{code.source(one.test)}` already")
     return group
-
-
-def _wanted(code: Code, block: list[ast.stmt], index: int, sources: Sources) -> bool:
-    """A value whose next neighbour reports, and that nobody else reads."""
-    return index + 1 < len(block) and _is_report(sources, code, block[index + 1]) and not _read_elsewhere(
-        code, _assigned([block[index]]), block[index:]
-    )  # fmt: skip
 
 
 def _counts(code: Code, test: ast.expr, depth: int = 2) -> bool:

@@ -1,9 +1,10 @@
 """Write checkpoints behind the training instead of in it.
 
-`torch.save(state, path)` in a training loop is replaced by a copy of the state and a thread that writes it; the next
-save waits for the one before, so that files appear in order, and behind the loop the last one is waited for, so that
-its errors are still raised. It applies where the state can be copied (dictionaries of state_dict() and plain values)
-and nobody looks at the file right away: no rename, upload, load or barrier follows in the same block.
+`torch.save(state, path)` in a training loop, or a function of the repository that only writes what it is given, works
+on a copy of the state in a thread; the next save waits for the one before, so that files appear in order, and behind
+the loop the last one is waited for, so that its errors are still raised. It applies where the state can be copied
+(dictionaries of state_dict() and plain values) and nobody looks at the file right away: no rename, upload, load or
+barrier follows in the same block.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from __future__ import annotations
 import ast
 
 from eroica.assist.change import Change, Lead, Refusal
+from eroica.assist.codemods.reports import is_reporter
 from eroica.assist.codemods.training import spots, training_loops
-from eroica.assist.reading import Code, Loop, Sources, called, here
+from eroica.assist.reading import Code, Loop, Sources, called, has_stars, here
 from eroica.assist.rewriting import Rewrite, UnfitError
 
 _HELPER = '''_writer = concurrent.futures.ThreadPoolExecutor(max_workers=1)
@@ -25,10 +27,10 @@ def _finish_saves():
         _saves.pop(0).result()
 
 
-def _save_behind(state, path):
-    """Write a copy of `state` while training goes on."""
+def _save_behind(write, *given):
+    """Have copies of what is given written while training goes on."""
     _finish_saves()
-    _saves.append(_writer.submit(torch.save, copy.deepcopy(state), path))
+    _saves.append(_writer.submit(write, *copy.deepcopy(given)))
 '''
 _HARMLESS = frozenset(
     {"print", "info", "debug", "log", "makedirs", "mkdir", "state_dict", "join", "format", "str", "flush"}
@@ -41,9 +43,12 @@ def propose(sources: Sources, lead: Lead) -> Change | Refusal:
     for spot in spots(sources, lead):
         named = spot.code.at(spot.line)
         # The line may lie in a function that the loop calls.
-        for statement in {spot.statement, *([named] if named is not None else [])}:
-            for call in _saves(spot.code, list(here(statement))):
-                found[id(call)] = (spot.code, call, spot.loop)
+        calls = [n for n in here(spot.statement) if isinstance(n, ast.Call)]
+        writers = [n for n in calls if _is_writer(sources, spot.code, n)]
+        for call in writers or [
+            n for one in (spot.statement, named) if one is not None for n in _saves(spot.code, list(here(one)))
+        ]:
+            found[id(call)] = (spot.code, call, spot.loop)
     if not found:
         for code, loop in training_loops(sources):
             for call in _saves(code, list(here(loop.body))):
@@ -63,14 +68,28 @@ def _saves(code: Code, nodes: list[ast.AST]) -> list[ast.Call]:
     return [n for n in nodes if isinstance(n, ast.Call) and code.dotted(n.func) == "torch.save"]
 
 
+_WRITES = ("torch.save", "os.replace", "os.rename", "os.makedirs", "shutil.move")
+
+
+def _is_writer(sources: Sources, code: Code, call: ast.Call) -> bool:
+    """A function of the repository that saves what it is given, and does nothing else."""
+    function = code.named(called(call)) if isinstance(call.func, ast.Name) else None
+    return (
+        isinstance(function, ast.FunctionDef)
+        and bool(_saves(code, list(here(function.body))))
+        and is_reporter(sources, code, function.name, also=_WRITES)
+    )
+
+
 def _behind(code: Code, call: ast.Call, loop: Loop) -> Change | Refusal:
     where = f"{code.path}:{call.lineno}"
     statement = code.statement(call)
     if not isinstance(statement, ast.Expr) or statement.value is not call:
         return Refusal(f"{where} is no statement of its own")
-    if len(call.args) != 2 or call.keywords:
+    if not call.args or call.keywords or has_stars(call):
         return Refusal(f"{where} is given more than a state and a path")
-    if not _is_copied(code, call.args[0]):
+    states = [one for one in call.args if _is_copied(code, one)]
+    if not states or not all(one in states or _is_value(one) for one in call.args):
         return Refusal(f"what {where} saves cannot be told to be a copy of states")
     if code.function(call) is None:
         return Refusal(f"the loop at {code.path}:{loop.lineno} is in no function")
@@ -98,10 +117,11 @@ def _behind(code: Code, call: ast.Call, loop: Loop) -> Change | Refusal:
     if first is None or first.decorator_list:
         return Refusal(f"{code.path} has no place for a function of its own")
     rewrite = Rewrite(code)
-    rewrite.replace(call.func, "_save_behind")
+    given = ", ".join(code.source(one) for one in call.args)
+    rewrite.replace(call, f"_save_behind({code.source(call.func)}, {given})")
     rewrite.after(outermost, "_finish_saves()\n")
     rewrite.before(first, _HELPER)
-    for module in ("copy", "concurrent.futures", "torch"):
+    for module in ("copy", "concurrent.futures"):
         rewrite.need_import(module)
     return Change(
         code.path,
@@ -125,3 +145,12 @@ def _is_copied(code: Code, state: ast.expr) -> bool:
         return all(key is not None and (_is_copied(code, v) or isinstance(v, (ast.Constant, ast.Name))) for key, v in
                    zip(state.keys, state.values, strict=True))  # fmt: skip
     return False
+
+
+def _is_value(node: ast.expr) -> bool:
+    """A path or a number: names, texts and what is put together of them."""
+    return all(
+        isinstance(one, (ast.Name, ast.Constant, ast.JoinedStr, ast.FormattedValue, ast.BinOp, ast.operator, ast.Attribute,
+                         ast.expr_context)) or (isinstance(one, ast.Call) and called(one) in ("join", "str", "format", "Path"))
+        for one in ast.walk(node)
+    )  # fmt: skip
