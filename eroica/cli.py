@@ -281,9 +281,9 @@ def _parser() -> argparse.ArgumentParser:
         commands,
         "fix",
         _fix,
-        "make a patch for what a diagnosis found in the code, try it by your own commands, and open a draft pull request",
-        "eroica fix 1a81c511b065 --repo . --test 'pytest -q' --verify 'torchrun --nproc-per-node 4 train.py --steps 300' "
-        "--pr",
+        "make a patch for what a diagnosis found in the code, try it by your own commands, and open a draft pull "
+        "request",
+        "eroica fix 1a81c511b065 --repo . --test 'pytest -q' --verify 'torchrun --nproc-per-node 4 train.py'",
     )
     fixes.add_options(command)
 

@@ -1,7 +1,7 @@
 """Codemods: what each repairs, and the near misses that it must not touch.
 
-`changed` gives the lines that a patch takes away and adds, and checks on the way what holds for all of them: the outcome
-compiles, every other line is as it was, and the same codemod refuses to do it again.
+`changed` gives the lines that a patch takes away and adds, and checks on the way what holds for all of them: the
+outcome compiles, every other line is as it was, and the same codemod refuses to do it again.
 """
 
 from __future__ import annotations
@@ -142,12 +142,8 @@ def test_anomaly_mode_is_taken_out_as_a_call_and_as_a_context() -> None:
 )
 def test_anomaly_mode_that_somebody_asked_for_stays(before: str, reason: str) -> None:
     source = program(before=before)
-    at = "" if "False" in before else "set_detect_anomaly"
-    found = lead(source, "configuration", at, ANOMALY)
-    if "False" in before:
-        assert re.search(reason, refused("anomaly mode", source, found))
-    else:
-        assert re.search(reason, refused("anomaly mode", source, found))
+    found = lead(source, "configuration", "" if "False" in before else "set_detect_anomaly", ANOMALY)
+    assert re.search(reason, refused("anomaly mode", source, found))
 
 
 # ---- no_sync
@@ -199,15 +195,15 @@ def test_micro_steps_of_a_sharded_model_are_told_by_its_own_switch() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        ("        if (step", "        nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n        if (step", "looks at gradients"),
+        ("        if (step", "        nn.utils.clip_grad_norm_(weights, 1)\n        if (step", "looks at gradients"),
         ("        if (step", "        log(model.module.weight.grad)\n        if (step", "looks at gradients"),
         ("        loss = ", "        optimizer.zero_grad()\n        loss = ", "nothing is accumulated"),
         ("if (step + 1) % 4 == 0", "if loss.item() < 1.0 and step % 4", "no condition on the number"),
         ("if (step + 1) % 4 == 0", "if (step + rank) % 4 == 0", "differs from rank to rank"),
-        ("        loss.backward()\n", "        loss.backward()\n        step = step + 1\n", "changes after the forward"),
-        ("            optimizer.zero_grad()\n", "            optimizer.zero_grad()\n    optimizer.step()\n", "also steps"),
+        ("        loss.backward()\n", "        loss.backward()\n        step = step + 1\n", "changes after"),
+        ("        if (step", "        optimizer.step()\n        if (step", "steps after each backward"),
         ("        loss.backward()\n", "        loss.backward()\n        (loss * 2).backward()\n", "several backward"),
-        ("        loss.backward()\n", "        with model.no_sync():\n            loss.backward()\n", "decides already"),
+        ("        loss.backward()\n", "        with model.no_sync():\n            loss.backward()\n", "already"),
         ("model(inputs)", "other(inputs)", "no model of"),
     ],
 )  # fmt: skip
@@ -237,8 +233,8 @@ def test_a_loader_gets_workers_that_live_on_over_epochs() -> None:
         ("batch_size=8", "batch_size=8, num_workers=6", "has 6 workers already"),
         ("batch_size=8", "batch_size=8, num_workers=options.workers", "options.workers"),
         ("batch_size=8", "batch_size=8, **options", "no DataLoader whose arguments are seen"),
-        ("            return decode(file.read())", "            self.cache[index] = file.read()\n            return 1", "own state"),
-        ("            return decode(file.read())", "            self.seen.append(index)\n            return 1", "own state"),
+        ("return decode(file.read())", "self.cache[index] = file.read()\n            return 1", "own state"),
+        ("return decode(file.read())", "self.seen.append(index)\n            return 1", "own state"),
         ("            return decode(file.read())", "            return decode(file.read()).to('cuda')", "device"),
         ("            return decode(file.read())", "            return decode(file.read()).cuda()", "device"),
         ("self.paths = paths", "self.paths = open(paths)", "must not share"),
@@ -303,26 +299,32 @@ def test_what_only_reports_is_done_every_some_steps() -> None:
         ["if step % 50 == 0:", "print(step, loss.item())"],
     )
     source = program(
-        'if rank == 0:\n    value = loss.item()\n    log.write(f"{value}\\n")\n    log.flush()\n    os.fsync(log.fileno())'
+        'if rank == 0:\n    value = loss.item()\n    log.write(f"{value}\\n")\n    log.flush()\n'
+        "    os.fsync(log.fileno())"
     )
     assert changed("seldom reports", source, lead(source, "host_python", "os.fsync")) == (
         ["if rank == 0:"],
         ["if rank == 0 and step % 50 == 0:"],
     )
-    head = HEAD.replace("def main", "def tell(step, loss):\n    with open('log', 'a') as file:\n        file.write(f'{step} {loss}')\n        file.flush()\n\n\ndef main")  # fmt: skip
+    head = HEAD.replace(
+        "def main",
+        "def tell(step, loss):\n    with open('log', 'a') as file:\n        file.write(f'{step} {loss}')\n"
+        "        file.flush()\n\n\ndef main",
+    )
     source = program("tell(step, loss.item())", head=head)
     assert changed("seldom reports", source, lead(source, "host_python", "file.flush"))[1][0] == "if step % 50 == 0:"
 
 
 def test_values_that_are_made_for_a_report_alone_go_with_it() -> None:
     source = program(
-        "norm = 0.0\nfor weight in model.parameters():\n    norm += weight.grad.norm().item() ** 2\nprint(step, norm ** 0.5)"
+        "norm = 0.0\nfor weight in model.parameters():\n    norm += weight.grad.norm().item() ** 2\n"
+        "print(step, norm ** 0.5)"
     )
     gone, came = changed("seldom reports", source, lead(source, "host_python", "norm +="))
     assert came == ["if step % 50 == 0:", *gone]
     assert len(gone) == 4
     source = source.replace("print(step, norm", "stop = norm > 9\n            print(step, norm") + "    return stop\n"
-    assert "used elsewhere" in refused("seldom reports", source, lead(source, "host_python", "norm +="))
+    assert "not only reported" in refused("seldom reports", source, lead(source, "host_python", "norm +="))
 
 
 def test_a_loop_without_a_counter_gets_one() -> None:
@@ -540,11 +542,11 @@ def test_unused_parameters_are_looked_for_no_more_where_all_are_used() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        ("            inputs = block(inputs)", "            if inputs.mean() > 0:\n                inputs = block(inputs)", "decides"),
+        ("inputs = block(inputs)", "if inputs.mean() > 0:\n                inputs = block(inputs)", "decides"),
         ("        return self.head(inputs)", "        return inputs", "does not use head"),
         ("        return self.head(inputs)", "        return self.head(inputs), inputs", "several results"),
-        ("        return self.head(inputs)", "        self.head(inputs)\n        return inputs", "does not use a result"),
-        ("        return self.head(inputs)", "        if self.training:\n            return inputs\n        return self.head(inputs)", "several ways"),
+        ("return self.head(inputs)", "self.head(inputs)\n        return inputs", "does not use a result"),
+        ("return self.head(inputs)", "if inputs:\n            return inputs\n        return self.head(inputs)", "ways"),
         ("for block in self.blocks:", "for block in self.blocks[:2]:", "chooses"),
         ("nn.ReLU(), nn.Linear(8, 2)", "nn.ReLU(), timm.create_model('x')", "not known to use all"),
         ("find_unused_parameters=True", "find_unused_parameters=options.unused", "options.unused"),
@@ -585,7 +587,7 @@ def test_a_function_that_only_writes_is_handed_over_whole() -> None:
     near = source.replace("write({'model': model.state_dict(), 'step': step}", "write(model")
     assert "copy of states" in refused("saves behind training", near, lead(near, "checkpoint_io", "time.sleep"))
     near = source.replace("    time.sleep(0.5)\n", "    global last\n")
-    assert "cannot be told" in refused("saves behind training", near, lead(near, "checkpoint_io", "torch.save"))
+    assert "no torch.save" in refused("saves behind training", near, lead(near, "checkpoint_io", "torch.save"))
 
 
 def test_saves_written_behind_the_training_are_copies_in_order_and_raise_their_errors() -> None:
@@ -597,7 +599,7 @@ def test_saves_written_behind_the_training_are_copies_in_order_and_raise_their_e
         one
         for one in tree.body
         if (isinstance(one, ast.Import) and one.names[0].name in ("copy", "concurrent.futures"))
-        or (isinstance(one, (ast.Assign, ast.AnnAssign)) and "_" == ast.unparse(one)[0])
+        or (isinstance(one, (ast.Assign, ast.AnnAssign)) and ast.unparse(one)[0] == "_")
         or (isinstance(one, ast.FunctionDef) and one.name in ("_save_behind", "_finish_saves"))
     ]
     written: list[tuple[object, object]] = []
@@ -649,7 +651,11 @@ def test_all_ranks_come_to_a_collective_that_one_rank_came_to() -> None:
     assert isinstance(seen, Change)
     lines = [line.strip() for line in seen.after.splitlines()]
     assert lines[lines.index("dist.all_reduce(mean)") + 1 :][:2] == ["if rank == 0:", "print(mean)"]
-    head = HEAD.replace("def main", "def average(value):\n    total = value.detach().clone()\n    dist.all_reduce(total)\n    return total\n\n\ndef main")  # fmt: skip
+    head = HEAD.replace(
+        "def main",
+        "def average(value):\n    total = value.detach().clone()\n    dist.all_reduce(total)\n    return total\n\n\n"
+        "def main",
+    )
     source = program("if rank == 0:\n    mean = average(loss)\n    print(mean)", head=head)
     found = lead(source, "collective_mismatch", "mean = average")
     assert changed("collective of all ranks", source, found) == (["mean = average(loss)"], ["mean = average(loss)"])
@@ -709,8 +715,8 @@ _STATEMENTS = st.sampled_from(
 )
 
 
-@given(st.lists(_STATEMENTS, max_size=6), st.lists(_STATEMENTS, max_size=6), st.booleans())
-def test_a_wrapped_statement_changes_no_other_line(above: list[str], below: list[str], tabs: bool) -> None:
+@given(st.lists(_STATEMENTS, max_size=6), st.lists(_STATEMENTS, max_size=6))
+def test_a_wrapped_statement_changes_no_other_line(above: list[str], below: list[str]) -> None:
     before, after = "\n".join([*above, ""]), "\n".join(["", *below, ""])
     source = f"{before}mark()\n{after}"
     code = Code("x.py", source)
@@ -721,4 +727,3 @@ def test_a_wrapped_statement_changes_no_other_line(above: list[str], below: list
     rewrite = Rewrite(code)
     rewrite.remove(target)
     assert ast.unparse(ast.parse(rewrite.text())) == ast.unparse(ast.parse(source.replace("mark()\n", "", 1)))
-    del tabs

@@ -67,7 +67,8 @@ def test_edits_of_many_files_are_refused() -> None:
 @pytest.mark.parametrize(
     "data",
     [None, {}, [], "text", [1], [{"path": "a", "search": "b"}], [{"path": "a", "search": "b", "replace": 1}],
-     [{"path": "a", "search": "b", "replace": "c", "run": "rm"}], [{"path": "a", "search": "b", "replace": "c"}] * (MOST_EDITS + 1)],
+     [{"path": "a", "search": "b", "replace": "c", "run": "rm"}],
+     [{"path": "a", "search": "b", "replace": "c"}] * (MOST_EDITS + 1)],
 )  # fmt: skip
 def test_what_is_no_list_of_edits_is_refused(data: object) -> None:
     with pytest.raises(DataError):

@@ -53,8 +53,8 @@ def add_options(command: argparse.ArgumentParser) -> None:
         "--verify",
         default="",
         metavar="CMD",
-        help="a training of some hundred steps, as one argument: it is run under eroica without and with the patch, and the "
-        "iterations are compared; a patch that makes them longer is dropped",
+        help="a training of some hundred steps, as one argument: it is run under eroica without and with the patch, "
+        "and the iterations are compared; a patch that makes them longer is dropped",
     )
     command.add_argument(
         "--limit", type=_seconds, default=1800.0, metavar="S", help="for each of your commands (default: 1800)"

@@ -17,7 +17,8 @@ from eroica.errors import DataError, UserError
 from eroica.untrusted import clean
 
 MOST_LINES = 120
-"""Lines that a change may add and take away: what is longer is not read as carefully as a patch by a machine must be."""
+"""Lines that a change may add and take away: what is longer is not read as carefully as a patch by a program must be
+read."""
 MOST_CHANGED_FILES = 3
 MOST_EDITS = 12
 MOST_CHARS = 8_000
@@ -60,8 +61,8 @@ def apply(
 ) -> list[Change]:
     """The files as they are after all edits, in the order of the edits.
 
-    `texts`: files of the repository; `allowed`: those that the evidence names. Raises DataError, and nothing is changed,
-    if one of the edits cannot be made as it stands.
+    `texts`: files of the repository; `allowed`: those that the evidence names. Raises DataError, and nothing is
+    changed, if one of the edits cannot be made as it stands.
     """
     after: dict[str, str] = {}
     for number, edit in enumerate(edits, 1):
@@ -77,7 +78,8 @@ def apply(
         count = _count(text, edit.search)
         if count != 1:
             raise DataError(
-                f"edit {number}: its text stands {count} times in {clean(edit.path)}, not once; quote it exactly, with more lines around it"
+                f"edit {number}: its text stands {count} times in {clean(edit.path)}, not once; quote it exactly, "
+                "with more lines around it"
             )
         after[edit.path] = text.replace(edit.search, edit.replace)
     if len(after) > MOST_CHANGED_FILES:

@@ -1,9 +1,9 @@
 """`eroica fix`: from a diagnosis to a patch on a branch, tried by the user's own commands, and a draft pull request.
 
-    find a change (codemods) -> worktree -> write, compile, commit -> the user's tests -> measure before and after -> push
+    find a change (codemods) -> worktree -> write, compile, commit -> the user's tests -> measure both ways -> push
 
-Everything happens in a worktree; whatever fails leaves neither a folder nor a branch behind. Only what the user named is
-run: the test command and the command to measure. A change that makes iterations longer, or a job that breaks off, is
+Everything happens in a worktree; whatever fails leaves neither a folder nor a branch behind. Only what the user named
+is run: the test command and the command to measure. A change that makes iterations longer, or a job that breaks off, is
 no fix. Used by `command`.
 """
 

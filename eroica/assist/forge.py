@@ -1,7 +1,7 @@
 """A draft pull request on GitHub, or on what speaks its API: by `gh` where it is installed, else over HTTP.
 
-The branch is there already. A token comes from the environment (GH_TOKEN, GITHUB_TOKEN), is sent to the one address that
-the user named and nowhere else (redirects are not followed), and only over TLS or to this machine. What the forge
+The branch is there already. A token comes from the environment (GH_TOKEN, GITHUB_TOKEN), is sent to the one address
+that the user named and nowhere else (redirects are not followed), and only over TLS or to this machine. What the forge
 answers is data: bounded, and cleaned before it is shown. Used by `fixing`.
 """
 
@@ -77,7 +77,7 @@ def find(remote_url: str, environ: Mapping[str, str], api: str = "") -> Forge:
         raise UserError(f"{escape(url, 200)} would carry the token in the clear; use https")
     if not gh and not token:
         raise UserError(
-            f"a pull request needs a token in {TOKEN_VARIABLES[0]} or {TOKEN_VARIABLES[1]}, or gh installed and logged in"
+            f"a pull request needs a token in {' or '.join(TOKEN_VARIABLES)}, or gh installed and logged in"
         )
     return Forge(api=url, token=token, owner=match[1], name=match[2], gh=gh or "")
 

@@ -1,8 +1,8 @@
 """From a finding to where to look: its lines and those of its evidence, as places in the files of a repository.
 
-The job may have run elsewhere: `/app/src/train.py` there is `src/train.py` here, by the longest end of the path that the
-repository has. A line counts only if it still lies in the function that the finding names: files change. Libraries are
-never taken for files of the repository. Pure; used by `fixing`.
+The job may have run elsewhere: `/app/src/train.py` there is `src/train.py` here, by the longest end of the path that
+the repository has. A line counts only if it still lies in the function that the finding names: files change. Libraries
+are never taken for files of the repository. Pure; used by `fixing`.
 """
 
 from __future__ import annotations

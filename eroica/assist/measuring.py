@@ -1,14 +1,15 @@
 """How long an iteration takes: the user's command under `eroica run`, and what its flight rings say afterwards.
 
 The same for before and after a patch: a process of its own runs `eroica run --keep-rings`, the rings of all ranks give
-every iteration, and those in which we captured or the job compiled are left out. The first ones are left out, too. Where
-the fault costs in each step the median tells it, where it comes now and then only the mean does; how sure either is
-comes from blocks of the run. A run that stands still is ended once eroica has said so. Used by `fixing`.
+every iteration, and those in which we captured or the job compiled are left out. The first ones are left out, too.
+Where the fault costs in each step the median tells it, where it comes now and then only the mean does; how sure either
+is comes from blocks of the run. A run that stands still is ended once eroica has said so. Used by `fixing`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -34,12 +35,13 @@ WARM_UP = 10
 LEAST = 20
 """Iterations that must be left to speak of a pace."""
 BLOCKS = 8
-"""Parts of a run whose values are compared, to say how sure the whole is: iterations that follow each other are alike, so
-that their own scatter would promise too much."""
+"""Parts of a run whose values are compared, to say how sure the whole is: iterations that follow each other are alike,
+so that their own scatter would promise too much."""
 SURE = 2.0
 """Standard errors by which two paces must differ."""
 WORTH = 0.02
-"""Share of the iteration by which a patch must make it shorter to be called faster: runs of one program differ by 1 %."""
+"""Share of the iteration by which a patch must make it shorter to be called faster: runs of one program differ by 1
+%."""
 _NOT_TRAINING = (Pause.CAPTURE, Pause.COMPILE, Pause.RENDEZVOUS, Pause.EVALUATION)
 _LOOK_S = 0.25
 _TO_END_S = 30.0
@@ -172,7 +174,7 @@ def pace_of(seconds: Sequence[float], is_stable: bool) -> tuple[float, float] | 
         return None
     middle = statistics.median if is_stable else statistics.fmean
     edges = [round(n * len(seconds) / BLOCKS) for n in range(BLOCKS + 1)]
-    parts = [middle(seconds[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+    parts = [middle(seconds[a:b]) for a, b in itertools.pairwise(edges)]
     return middle(seconds), statistics.stdev(parts) / math.sqrt(len(parts))
 
 
@@ -181,6 +183,6 @@ def refuse_fixed_paths(words: Sequence[str], root: Path) -> None:
     for word in words:
         if str(root) + os.sep in word or word == str(root):
             raise UserError(
-                f"{escape(word, 200)} names the checkout itself, so that the patch would not be run; write paths relative to "
-                "the repository's top"
+                f"{escape(word, 200)} names the checkout itself, so that the patch would not be run; write paths "
+                "relative to the repository's top"
             )

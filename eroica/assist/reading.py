@@ -173,8 +173,9 @@ class Code:
                 given = self.value(node)
                 if depth and given is not node and self.is_rank_local(given, depth - 1):
                     return True
-            elif isinstance(node, ast.Attribute) and (_RANK.search(node.attr) or node.attr in _RANK_CALLS):
-                return True
+            elif isinstance(node, ast.Attribute):
+                if _RANK.search(node.attr) or node.attr in _RANK_CALLS:
+                    return True
             elif isinstance(node, ast.Constant) and node.value in _RANK_VARIABLES:
                 return True
         return False
@@ -380,7 +381,8 @@ def _imports(tree: ast.Module) -> dict[str, str]:
 
 def _begin(statement: ast.stmt) -> int:
     """First line, decorators included."""
-    return min([statement.lineno, *(one.lineno for one in getattr(statement, "decorator_list", []))])
+    decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
+    return min([statement.lineno, *(one.lineno for one in decorators)])
 
 
 def _own_end(statement: ast.stmt) -> int:

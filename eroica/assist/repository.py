@@ -61,7 +61,7 @@ class Repository:
         """The commit that a patch is made on."""
 
     def refuse_dirt(self) -> None:
-        """Raises UserError if tracked files differ from HEAD: a patch would be made on something else than what runs."""
+        """Raises UserError if tracked files differ from HEAD: a patch would be made on something else than runs."""
         changed = self._git("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=none").splitlines()
         if changed:
             more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""

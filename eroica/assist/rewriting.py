@@ -189,16 +189,15 @@ class Rewrite:
         block = cst.parse_statement(f"{header}\n    pass\n", config=self._module.config_for_parsing)
         above = body[0].leading_lines
         body[0] = body[0].with_changes(leading_lines=[])
-        changed = block.with_changes(leading_lines=above, body=block.body.with_changes(body=body))  # type: ignore[union-attr,call-arg]
-        assert isinstance(changed, cst.BaseCompoundStatement)
-        return changed
+        assert isinstance(block, cst.BaseCompoundStatement)
+        return block.with_changes(leading_lines=above, body=block.body.with_changes(body=body))
 
     def _parsed(self, source: str) -> list[cst.BaseStatement]:
         parsed = cst.parse_module(source, config=self._module.config_for_parsing)
-        statements = list(parsed.body)
+        statements: list[cst.BaseStatement] = list(parsed.body)
         if parsed.header and statements:
-            statements[0] = statements[0].with_changes(leading_lines=[*parsed.header, *statements[0].leading_lines])  # type: ignore[call-arg]
-        return statements  # type: ignore[return-value]
+            statements[0] = _below(statements[0], parsed.header)
+        return statements
 
     def _statement(self, statement: ast.stmt) -> _Statement:
         found = self._statements.get((statement.lineno, statement.col_offset))
@@ -217,7 +216,7 @@ class Rewrite:
         self._replaced[id(found)] = change if before is None else lambda updated: change(before(updated))
 
     def _span(self, node: ast.expr) -> tuple[int, int, int, int]:
-        """ast counts bytes in a line, libcst characters."""
+        """Where it stands: ast counts bytes in a line, libcst characters."""
         lines = self._code.text.splitlines(keepends=True)
 
         def column(line: int, offset: int) -> int:
@@ -311,8 +310,8 @@ def _with_import(module: cst.Module, name: str) -> cst.Module:
     if place is None:
         place = next((n for n, one in enumerate(body) if not _is_docstring(one) and not _is_future(one)), len(body))
     if place < len(body) and (not run or place == run[0]):
-        new = new.with_changes(leading_lines=body[place].leading_lines)  # type: ignore[call-arg,union-attr]
-        body[place] = body[place].with_changes(leading_lines=[])  # type: ignore[call-arg]
+        new = new.with_changes(leading_lines=body[place].leading_lines)
+        body[place] = body[place].with_changes(leading_lines=[])
     return module.with_changes(body=[*body[:place], new, *body[place:]])
 
 

@@ -37,7 +37,7 @@ class Codemod:
     """Of findings that it may answer."""
     propose: Callable[[Sources, Lead], Change | Refusal]
     words: tuple[str, ...] = ()
-    """If given, one of these must be in the name of the finding's function or setting: the cause alone says too little."""
+    """If given, one of these must be in the name of the finding's function or setting: the cause says too little."""
 
 
 def _of(*causes: str) -> frozenset[str]:

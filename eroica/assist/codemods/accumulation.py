@@ -146,11 +146,10 @@ def _look(code: Code, backward: ast.Call) -> _Accumulation | Refusal:
                 return Refusal(f"line {node.lineno} looks at gradients in each micro-step")
             if isinstance(node, ast.Call) and called(node) in _LOOKS and not _follows(body, one, guard):
                 return Refusal(f"line {node.lineno} looks at gradients in each micro-step")
-            if isinstance(node, ast.Call) and called(node) == "zero_grad" and not _follows(body, one, guard):
-                if not any(is_pure(test) for test in code.conditions(node, loop)):
-                    return Refusal(
-                        f"line {node.lineno} zeroes the gradients in each micro-step: nothing is accumulated"
-                    )
+            if not isinstance(node, ast.Call) or called(node) != "zero_grad" or _follows(body, one, guard):
+                continue
+            if not any(is_pure(test) for test in code.conditions(node, loop)):
+                return Refusal(f"line {node.lineno} zeroes the gradients in each micro-step: nothing is accumulated")
     return _Accumulation(loop, first, last, model, kind, is_last)
 
 

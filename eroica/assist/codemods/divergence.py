@@ -2,8 +2,9 @@
 
 A collective of all ranks under a condition on the rank halts the job. It applies to an `if` without a counterpart:
 a barrier at its end goes behind it, where all ranks come to it when rank 0 has done its work; a collective at its
-beginning, with the plain computations that make its input, goes in front. Not where the call is for a group, where other
-branches have calls of their own (send and receive, a barrier for the others), or where its input exists on some ranks.
+beginning, with the plain computations that make its input, goes in front. Not where the call is for a group, where
+other branches have calls of their own (send and receive, a barrier for the others), or where its input exists on
+some ranks only.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from eroica.assist.reading import Code, Function, Sources, bindings, called, has
 from eroica.assist.rewriting import Rewrite, UnfitError
 
 _COLLECTIVES = frozenset(
-    "all_reduce all_gather all_gather_object all_gather_into_tensor reduce_scatter reduce_scatter_tensor barrier broadcast "
-    "broadcast_object_list all_to_all all_to_all_single monitored_barrier reduce gather scatter gather_object "
-    "scatter_object_list".split()
+    "all_reduce all_gather all_gather_object all_gather_into_tensor reduce_scatter reduce_scatter_tensor barrier "
+    "broadcast broadcast_object_list all_to_all all_to_all_single monitored_barrier reduce gather scatter "
+    "gather_object scatter_object_list".split()
 )
 _PAIRS = frozenset("send recv isend irecv batch_isend_irecv".split())
 _BARRIERS = frozenset({"barrier", "monitored_barrier"})
 _EVERYWHERE = frozenset({"all_reduce", "all_gather_into_tensor", "all_gather", "broadcast", "reduce"}) | _BARRIERS
 """Those whose input and output are the same on all ranks as the call is written."""
 _COMPUTES = frozenset(
-    {"tensor", "zeros", "zeros_like", "ones", "empty_like", "detach", "clone", "item", "float", "mean", "sum", "get_world_size",
-     "range", "len", "int", "stack", "cat", "full", "double", "to", "max", "min"}
+    {"tensor", "zeros", "zeros_like", "ones", "empty_like", "detach", "clone", "item", "float", "mean", "sum",
+     "get_world_size", "range", "len", "int", "stack", "cat", "full", "double", "to", "max", "min"}
 )  # fmt: skip
 
 
@@ -89,10 +90,9 @@ def _meets(code: Code, call: ast.Call) -> ast.FunctionDef | None:
                 met = True
             elif called(node) not in _COMPUTES:
                 return None
-        elif isinstance(node, ast.stmt) and not isinstance(
-            node, (ast.Assign, ast.AugAssign, ast.Expr, ast.Return, ast.Pass)
-        ):
-            return None
+        elif isinstance(node, ast.stmt):
+            if not isinstance(node, (ast.Assign, ast.AugAssign, ast.Expr, ast.Return, ast.Pass)):
+                return None
         elif isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
             return None
     return function if met else None
@@ -186,7 +186,8 @@ def _is_elif(code: Code, block: ast.If) -> bool:
 
 
 def _differs(code: Code, block: ast.If, before: list[ast.stmt], call: ast.Call, result: set[str]) -> str:
-    """Why the other ranks cannot do these statements and the call; "" if they can. `result`: names that it is kept in."""
+    """Why the other ranks cannot do these statements and the call; "" if they can. `result`: names that it is kept
+    in."""
     made: set[str] = set()
     for one in before:
         if not isinstance(one, ast.Assign) or not all(isinstance(t, ast.Name) for t in one.targets):
@@ -203,10 +204,9 @@ def _differs(code: Code, block: ast.If, before: list[ast.stmt], call: ast.Call, 
     }
     scope = code.scope(block)
     for name in wanted - made:
-        bound = bindings(scope, name) if isinstance(scope, Function) else []
-        for one in bound:
+        for bound in bindings(scope, name) if isinstance(scope, Function) else []:
             around = next(
-                (o for o in code.ancestors(one) if isinstance(o, ast.If) and code.is_rank_local(o.test)), None
+                (o for o in code.ancestors(bound) if isinstance(o, ast.If) and code.is_rank_local(o.test)), None
             )
             if around is not None:
                 return f"{name} exists on some ranks only"

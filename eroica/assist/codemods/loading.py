@@ -35,8 +35,8 @@ _SHARED = ("open", "connect", "File", "TarFile", "ZipFile", "mmap", "lmdb", "Loc
 _DRAWS = ("Random", "SystemRandom", "default_rng", "RandomState", "Generator", "iter", "count", "cycle")
 """What makes an object that goes on from call to call: each worker would have a copy that begins at the same point."""
 _CHANGES = frozenset(
-    {"append", "extend", "insert", "add", "update", "setdefault", "pop", "popitem", "clear", "remove", "discard", "sort",
-     "reverse", "write", "seek", "put", "send", "recv", "acquire", "appendleft"}
+    {"append", "extend", "insert", "add", "update", "setdefault", "pop", "popitem", "clear", "remove", "discard",
+     "sort", "reverse", "write", "seek", "put", "send", "recv", "acquire", "appendleft"}
 )  # fmt: skip
 _WRAPPERS = ("Subset", "ConcatDataset")
 
@@ -86,9 +86,10 @@ def workers(sources: Sources, lead: Lead) -> Change | Refusal:
     else:
         rewrite.set_argument(call, "num_workers", str(num))
     because = [
-        f"the loader at {where} feeds the loop in line {found.loop.lineno} and makes its batches in the training process",
-        f"{made[1].name} is an indexed data set whose code only reads: no state that workers would not share, no file or "
-        "connection that they would, no device",
+        f"the loader at {where} feeds the loop in line {found.loop.lineno} and makes its batches in the training "
+        "process",
+        f"{made[1].name} is an indexed data set whose code only reads: no state that workers would not share, no file "
+        "or connection that they would, no device",
     ]
     kept = ""
     if found.has_epochs and argument(call, None, "persistent_workers") is None and not _is_changed(found):
@@ -131,8 +132,8 @@ def persistent(sources: Sources, lead: Lead) -> Change | Refusal:
         rewrite.text(),
         "Keep the loader's workers over epochs",
         (
-            f"the loader at {where} starts {num} workers anew for each pass of the loop in line {found.loop.lineno}, which "
-            "is run once per epoch",
+            f"the loader at {where} starts {num} workers anew for each pass of the loop in line {found.loop.lineno}, "
+            "which is run once per epoch",
             "the loader is made once, before, and nothing changes its data set between epochs",
         ),
     )
@@ -171,7 +172,8 @@ def pinned(sources: Sources, lead: Lead) -> Change | Refusal:
         rewrite.text(),
         "Pin batches and copy them while the host goes on",
         (
-            f"batches of the loader at {where} are copied to a CUDA device in line {lines}, from memory that is not pinned",
+            f"batches of the loader at {where} are copied to a CUDA device in line {lines}, from memory that is not "
+            "pinned",
             "these copies go to the device, in the order of its stream: later work sees them done",
         ),
         ("pinned memory cannot be swapped out: a few batches per rank",),
@@ -278,9 +280,9 @@ def _loops_over(sources: Sources, code: Code, statement: ast.stmt, name: str) ->
                 continue
             parameter = _parameter(function, node, name)
             for inner in here(function.body) if parameter else ():
-                if isinstance(inner, (ast.For, ast.AsyncFor)) and parameter and _goes_through(inner.iter, parameter):
-                    if trains(sources, where, inner):
-                        found.append((where, inner, bool(code.loops(node)) or bool(where.loops(inner))))
+                is_over = isinstance(inner, (ast.For, ast.AsyncFor)) and _goes_through(inner.iter, parameter)
+                if isinstance(inner, (ast.For, ast.AsyncFor)) and is_over and trains(sources, where, inner):
+                    found.append((where, inner, bool(code.loops(node)) or bool(where.loops(inner))))
     return found
 
 
@@ -379,9 +381,9 @@ def _trouble(code: Code, owner: ast.ClassDef) -> str:
                     return f"{where} uses a device or a process group in line {line}"
                 if name == "to" and "cuda" in ast.unparse(node):
                     return f"{where} uses a device in line {line}"
-                if isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) == "self" and name in methods:
-                    if name not in seen:
-                        todo.append(methods[name])
+                is_own = isinstance(node.func, ast.Attribute) and ast.unparse(node.func.value) == "self"
+                if is_own and name in methods and name not in seen:
+                    todo.append(methods[name])
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("cuda"):
                 return f"{where} uses a device in line {line}"
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):

@@ -35,10 +35,11 @@ _METHODS = frozenset(
 """Methods that tell somebody something. Warnings and errors are not among them: they must not wait."""
 _READS = frozenset(
     {"item", "float", "int", "str", "format", "round", "len", "tolist", "cpu", "detach", "mean", "sum", "norm", "max",
-     "min", "abs", "sqrt", "numpy", "join", "time", "perf_counter", "monotonic", "now", "isoformat", "strftime", "get_rank",
-     "get_last_lr", "memory_allocated", "max_memory_allocated", "memory_reserved", "dumps", "fileno", "get_world_size",
-     "state_dict", "dict", "list", "tuple", "repr", "hex", "getpid", "clone", "double", "exp", "log", "sorted", "items",
-     "values", "keys", "parameters", "named_parameters", "flatten", "stack", "cat", "square", "pow"}
+     "min", "abs", "sqrt", "numpy", "join", "time", "perf_counter", "monotonic", "now", "isoformat", "strftime",
+     "get_rank", "get_last_lr", "memory_allocated", "max_memory_allocated", "memory_reserved", "dumps", "fileno",
+     "get_world_size",
+     "state_dict", "dict", "list", "tuple", "repr", "hex", "getpid", "clone", "double", "exp", "log", "sorted",
+     "items", "values", "keys", "parameters", "named_parameters", "flatten", "stack", "cat", "square", "pow"}
 )  # fmt: skip
 """Calls within a report that change nothing."""
 _DOES = frozenset({"print", "fsync", "sleep", "dump", "makedirs", "mkdir", "open"})
@@ -86,12 +87,11 @@ def _seldom(sources: Sources, spot: Spot) -> Change | Refusal:
     rewrite = Rewrite(code)
     step = counted(code, loop, rewrite)
     if isinstance(whole, ast.If):
-        test = code.source(whole.test)
-        if isinstance(whole.test, (ast.BoolOp, ast.IfExp)) and not (
-            isinstance(whole.test, ast.BoolOp) and isinstance(whole.test.op, ast.And)
-        ):
-            test = f"({test})"
-        rewrite.replace(whole.test, f"{test} and {step} % {EVERY} == 0")
+        shown = code.source(whole.test)
+        is_or = isinstance(whole.test, ast.BoolOp) and isinstance(whole.test.op, ast.Or)
+        if is_or or isinstance(whole.test, ast.IfExp):
+            shown = f"({shown})"
+        rewrite.replace(whole.test, f"{shown} and {step} % {EVERY} == 0")
     else:
         rewrite.wrap(group, f"if {step} % {EVERY} == 0:")
     return Change(
@@ -99,7 +99,8 @@ def _seldom(sources: Sources, spot: Spot) -> Change | Refusal:
         rewrite.text(),
         f"Report every {EVERY} steps",
         (
-            f"line {whole.lineno} runs in each pass of the training loop in line {loop.lineno}, under no condition on the step",
+            f"line {whole.lineno} runs in each pass of the training loop in line {loop.lineno}, under no condition on "
+            "the step",
             "it only reports: it gives nothing to the rest of the loop",
             f"`{step}` counts the passes",
         ),
@@ -180,9 +181,10 @@ def is_reporter(sources: Sources, code: Code, name: str, depth: int = 1, also: S
     if not isinstance(function, ast.FunctionDef) or function.decorator_list:
         return False
     for node in here(function.body):
-        if isinstance(node, (ast.Return, ast.Yield, ast.YieldFrom, ast.Global, ast.Nonlocal, ast.Raise, Function)):
-            if not (isinstance(node, ast.Return) and node.value is None):
-                return False
+        if isinstance(node, (ast.Yield, ast.YieldFrom, ast.Global, ast.Nonlocal, ast.Raise, Function)):
+            return False
+        if isinstance(node, ast.Return) and node.value is not None:
+            return False
         if isinstance(node, (ast.Attribute, ast.Subscript)) and not isinstance(node.ctx, ast.Load):
             return False
         if isinstance(node, ast.stmt) and not isinstance(
@@ -373,8 +375,8 @@ def _later(spot: Spot) -> Change | Refusal:
         rewrite.text(),
         f"Keep {name} on the device until it is read",
         (
-            f"line {statement.lineno} waits for the device in each pass of the loop in line {loop.lineno}, and {name} is needed "
-            "only "
+            f"line {statement.lineno} waits for the device in each pass of the loop in line {loop.lineno}, and {name} "
+            "is needed only "
             + " and ".join([*(["behind the loop"] if behind else []), *(["every some steps"] if blocks else [])]),
             f"{name} is local, and each place that reads it gets a number as before",
         ),
@@ -444,9 +446,9 @@ _OF_TENSORS = frozenset({"detach", "argmax", "softmax", "log_softmax", "float", 
 def _is_tensor(code: Code, node: ast.expr, loop: Loop, depth: int = 3) -> bool:
     if isinstance(node, ast.Name):
         for one in here(loop.body):
-            if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.func.attr == "backward":
-                if node.id in {n.id for n in ast.walk(one.func.value) if isinstance(n, ast.Name)}:
-                    return True
+            is_backward = isinstance(one, ast.Attribute) and one.attr == "backward"
+            if is_backward and node.id in {n.id for n in ast.walk(one) if isinstance(n, ast.Name)}:
+                return True
         given = [code.value_bound(b) for b in bindings(code.scope(node), node.id)]
         known = [one for one in given if one is not None]
         return bool(depth and known and len(known) == len(given)) and all(
@@ -518,9 +520,10 @@ def _unsynchronized(sources: Sources, spot: Spot) -> Change | Refusal:
         if word in code.text:
             return Refusal(f"{code.path} {why}, which the wait may order")
     for node in ast.walk(code.tree):
-        if isinstance(node, ast.Call) and any(k.arg == "non_blocking" for k in node.keywords):
-            if called(node) in ("cpu", "copy_") or "cpu" in ast.unparse(node):
-                return Refusal(f"line {node.lineno} copies to the host without waiting, which the wait may be for")
+        if not (isinstance(node, ast.Call) and any(k.arg == "non_blocking" for k in node.keywords)):
+            continue
+        if called(node) in ("cpu", "copy_") or "cpu" in ast.unparse(node):
+            return Refusal(f"line {node.lineno} copies to the host without waiting, which the wait may be for")
     rewrite = Rewrite(code)
     parent = next(code.ancestors(statement), None)
     if isinstance(parent, ast.If) and len(parent.body) == 1 and not parent.orelse:
@@ -539,7 +542,8 @@ def _unsynchronized(sources: Sources, spot: Spot) -> Change | Refusal:
         rewrite.text(),
         "Wait for the device no more in each step",
         (
-            f"line {statement.lineno} waits for the device in each pass of the loop in line {spot.loop.lineno}, and gives nothing back",
+            f"line {statement.lineno} waits for the device in each pass of the loop in line {spot.loop.lineno}, and "
+            "gives nothing back",
             "no time is taken around it, and no stream, event or copy to the host depends on it",
         ),
     )

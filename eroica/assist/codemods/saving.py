@@ -130,7 +130,8 @@ def _behind(code: Code, call: ast.Call, loop: Loop) -> Change | Refusal:
         (
             f"{where} writes in the training loop while all ranks wait for it",
             "what is saved are states that can be copied, and nothing in the block needs the file",
-            "saves stay in order; the last one is waited for behind the loop, and errors are raised there or at the next save",
+            "saves stay in order; the last one is waited for behind the loop, and errors are raised there or at the "
+            "next save",
         ),
         ("a copy of the state is kept in memory while it is written",),
     )
@@ -149,8 +150,9 @@ def _is_copied(code: Code, state: ast.expr) -> bool:
 
 def _is_value(node: ast.expr) -> bool:
     """A path or a number: names, texts and what is put together of them."""
+    plain = (ast.Name, ast.Constant, ast.JoinedStr, ast.FormattedValue, ast.BinOp, ast.Attribute)
     return all(
-        isinstance(one, (ast.Name, ast.Constant, ast.JoinedStr, ast.FormattedValue, ast.BinOp, ast.operator, ast.Attribute,
-                         ast.expr_context)) or (isinstance(one, ast.Call) and called(one) in ("join", "str", "format", "Path"))
+        isinstance(one, (*plain, ast.operator, ast.expr_context))
+        or (isinstance(one, ast.Call) and called(one) in ("join", "str", "format", "Path"))
         for one in ast.walk(node)
-    )  # fmt: skip
+    )

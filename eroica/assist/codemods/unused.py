@@ -16,10 +16,10 @@ from eroica.assist.rewriting import Rewrite, UnfitError
 
 _LAYERS = frozenset(
     "Linear Bilinear Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d BatchNorm1d BatchNorm2d "
-    "BatchNorm3d SyncBatchNorm LayerNorm GroupNorm RMSNorm InstanceNorm2d Embedding ReLU GELU SiLU Tanh Sigmoid Softmax "
-    "LogSoftmax LeakyReLU ELU Mish Hardswish PReLU Dropout Dropout1d Dropout2d Flatten Unflatten Identity MaxPool1d "
-    "MaxPool2d AvgPool1d AvgPool2d AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveMaxPool2d Upsample PixelShuffle ZeroPad2d "
-    "TransformerEncoderLayer GLU Softplus".split()
+    "BatchNorm3d SyncBatchNorm LayerNorm GroupNorm RMSNorm InstanceNorm2d Embedding ReLU GELU SiLU Tanh Sigmoid "
+    "Softmax LogSoftmax LeakyReLU ELU Mish Hardswish PReLU Dropout Dropout1d Dropout2d Flatten Unflatten Identity "
+    "MaxPool1d MaxPool2d AvgPool1d AvgPool2d AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveMaxPool2d Upsample "
+    "PixelShuffle ZeroPad2d TransformerEncoderLayer GLU Softplus".split()
 )
 """Layers that use all of their parameters whenever they are called."""
 _CONTAINERS = ("Sequential", "ModuleList")
@@ -46,7 +46,8 @@ def propose(sources: Sources, lead: Lead) -> Change | Refusal:
     given = argument(call, None, "find_unused_parameters")
     if not is_true(given):
         return Refusal(
-            f"find_unused_parameters at {where} is {code.source(given) if given is not None else '?'}; change it where that comes from"
+            f"find_unused_parameters at {where} is {code.source(given) if given is not None else '?'}; change it where "
+            "that comes from"
         )
     wrapped = argument(call, 0, "module")
     while (
@@ -70,7 +71,8 @@ def propose(sources: Sources, lead: Lead) -> Change | Refusal:
         rewrite.text(),
         "Look for unused parameters no more",
         (
-            f"the model wrapped at {where} uses every parameter in every forward pass, and its one result goes into the loss",
+            f"the model wrapped at {where} uses every parameter in every forward pass, and its one result goes into "
+            "the loss",
         ),
     )
 
@@ -175,7 +177,8 @@ def _holds(sources: Sources, code: Code, value: ast.expr, at: str, seen: set[int
         if not elements or not all(isinstance(one, ast.Call) for one in elements):
             raise UnfitError(f"what the list of {at} in line {value.lineno} holds cannot be told")
         for one in elements:
-            _all_used(sources, code, one, seen)
+            if isinstance(one, ast.Call):
+                _all_used(sources, code, one, seen)
         return True
     if isinstance(value.func, ast.Name) and value.func.id in ("int", "float", "len", "tuple", "str"):
         return False
@@ -206,9 +209,9 @@ def _flows(code: Code, forward: Function, at: str, parts: set[str]) -> None:
 def _loss_needs_all(sources: Sources, code: Code, wrapped: ast.Call) -> None:
     """The result of each call of the model in the file is used whole."""
     statement = code.statement(wrapped)
-    if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
-        if not isinstance(statement, ast.Return):
-            raise UnfitError(f"what becomes of the model in line {wrapped.lineno} cannot be told")
+    is_named = isinstance(statement, ast.Assign) and len(statement.targets) == 1
+    if not is_named and not isinstance(statement, ast.Return):
+        raise UnfitError(f"what becomes of the model in line {wrapped.lineno} cannot be told")
     for node in ast.walk(code.tree):
         if isinstance(node, ast.Attribute) and node.attr in ("requires_grad", "requires_grad_"):
             raise UnfitError(f"{code.path}:{node.lineno} freezes parameters, or thaws them")
