@@ -28,7 +28,7 @@ from eroica.page import render_html
 from eroica.templates import render
 from eroica.untrusted import clean, clean_values, fence
 
-__all__ = ["render_html", "render_json", "render_markdown", "render_prompt", "render_text"]
+__all__ = ["prompt_data", "render_html", "render_json", "render_markdown", "render_prompt", "render_text"]
 
 MOST_FINDINGS = 12
 """Findings that text, Markdown and prompt show; they are ordered by impact."""
@@ -107,13 +107,18 @@ def render_markdown(diagnosis: Diagnosis, detail: Detail | None = None) -> str:
 
 
 def render_prompt(diagnosis: Diagnosis, detail: Detail | None = None, *, max_chars: int = 7_600) -> str:
-    """A request to explain the diagnosis, through `prompts/explain.md.j2`, of at most about `max_chars` characters.
-
-    All that the job could have written stands inside of one fence. What does not fit is left out in this order: rank
-    table, consequences, evidence and numbers of the lesser findings; the data end with a count of what was cut.
-    """
+    """A request to explain the diagnosis, through `prompts/explain.md.j2`, of at most about `max_chars` characters."""
     frame = render("explain.md.j2", data="", kind=wording.kind(diagnosis))
-    room = max_chars - len(frame) - 200
+    data = prompt_data(diagnosis, detail, max_chars=max_chars - len(frame))
+    return render("explain.md.j2", data=data, kind=wording.kind(diagnosis))
+
+
+def prompt_data(diagnosis: Diagnosis, detail: Detail | None = None, *, max_chars: int) -> str:
+    """The diagnosis as data for a model, some `max_chars` characters long: all that the job could have written stands
+    inside of one fence. What does not fit is left out in this order: rank table, consequences, evidence and numbers of
+    the lesser findings; the data end with a count of what was cut.
+    """
+    room = max_chars - 200
     kept: list[str] = []
     cut: dict[str, int] = {}
     for what, line in _prompt_lines(diagnosis, detail):
@@ -124,7 +129,7 @@ def render_prompt(diagnosis: Diagnosis, detail: Detail | None = None, *, max_cha
             cut[what] = cut.get(what, 0) + 1
     if cut:
         kept.append("left out for length: " + ", ".join(f"{number} lines of {what}" for what, number in cut.items()))
-    return render("explain.md.j2", data=fence(kept, "DIAGNOSIS"), kind=wording.kind(diagnosis))
+    return fence(kept, "DIAGNOSIS")
 
 
 # ---- text

@@ -46,6 +46,9 @@ _USERINFO = re.compile(r"(\b[a-zA-Z][\w+.-]{0,20}://)[^\s/@:]{0,200}:[^\s/@]{1,5
 _ASSIGNED = re.compile(
     rf"(?i)((?:(?<![a-z0-9])|(?<=_)){_SECRET_NAME}[\"']?\s*(?:=|:(?!\d+\b)|\s(?=[\"']))\s*)(\"[^\"]*\"|'[^']*'|[^\s,;&)}}\]\"']+)"
 )
+_LITERAL = re.compile(
+    rf"(?i)((?:(?<![a-z0-9])|(?<=_)){_SECRET_NAME}[\"']?\]?\s*[=:]\s*)[frbu]{{0,2}}(?:\"[^\"]+\"|'[^']+')"
+)
 _COUNT = re.compile(r"[\"']?\d{1,7}[\"']?$")
 
 
@@ -97,6 +100,18 @@ def _shortened(text: str, limit: int) -> str:
         head = max(1, (limit - 3) * 2 // 3)
         text = text[:head] + "..." + text[len(text) - max(0, limit - 3 - head) :]
     return text
+
+
+def clean_code(line: str, limit: int = 240) -> str:
+    """A line of source fit to show: as `clean`, but what a name like "token" is set to is taken out only where it is a
+    quoted text, since `token = batch[0]` is what the reader came for. Tabs become blanks."""
+    text = line[:_SCAN_CHARS].expandtabs(4)
+    for pattern in _SECRETS:
+        text = pattern.sub(REDACTED, text)
+    text = _USERINFO.sub(rf"\1{REDACTED}@", text)
+    text = _BEARER.sub(rf"\1 {REDACTED}", text)
+    text = _LITERAL.sub(rf"\1{REDACTED}", text)
+    return _shortened(_INVISIBLE.sub(_escaped, text), limit)
 
 
 def clean_values(values: Mapping[str, object], limit: int = 200, most: int = 60) -> dict[str, str]:

@@ -1,0 +1,136 @@
+"""Requests to a model or a person, from the templates under `prompts/`: triage, a fix, a pull request, a post-mortem.
+
+Diagnoses in, one text out: no file but the templates, no clock, no model. Each request says first that all between its
+marker lines is data, and everything that a job could have written stands there, cleaned and bounded; so do lines of
+source. The text of a pull request is for people on a forge, so there job strings are escaped for Markdown instead.
+
+Used by the MCP server's prompts and by whoever drafts fixes. `eroica.report` has the request to explain one diagnosis.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from eroica import wording
+from eroica.errors import UserError
+from eroica.findings import Diagnosis, Finding, to_json
+from eroica.report import prompt_data, prose
+from eroica.templates import render
+from eroica.untrusted import clean, clean_values, fence
+
+BYTES_PER_TOKEN = 3.5
+"""On the safe side for prose, paths and code; tokenizers differ and load from the network, so none is used."""
+MOST_LISTED = 8
+MOST_LINES = 121
+DATA_CHARS = 4_000
+"""Of one diagnosis within a request."""
+MOST_PATCH_CHARS = 40_000
+"""Of a patch in a pull request's text; forges take some 65,000 characters."""
+STYLES = ("claude", "cursor", "chat")
+
+
+def count_tokens(text: str) -> int:
+    """How many tokens a text is taken for."""
+    return int(len(text.encode("utf-8", "replace")) / BYTES_PER_TOKEN) + 1
+
+
+def triage(diagnoses: Sequence[Diagnosis], question: str = "") -> str:
+    """Find out what is wrong with a job, by the tools. `diagnoses`: newest first."""
+    lines = [
+        f"{clean(_id(one), 40)}  {clean(one.created, 40)}  {clean(one.job, 80) or 'job without a name'}  "
+        f"{wording.headline(one)}"
+        for one in diagnoses[:MOST_LISTED]
+    ]
+    if len(diagnoses) > MOST_LISTED:
+        lines.append(f"{len(diagnoses) - MOST_LISTED} older ones are not shown")
+    data = [fence(lines, "DIAGNOSES")] if lines else []
+    if diagnoses:
+        data.append(prompt_data(diagnoses[0], max_chars=DATA_CHARS))
+    asked = fence([clean(question, 400)], "QUESTION") if question else ""
+    return render("triage.md.j2", data="\n\n".join(data), question=asked)
+
+
+def fix(one: Diagnosis, finding: Finding, *, file: str = "", lines: Sequence[str] = (), style: str = "claude") -> str:
+    """Change the code behind a finding. `lines`: of `file`, numbered. `style`: for whom; one of STYLES."""
+    _known(style)
+    facts = [f"{name}: {value}" for name, value in wording.facts(finding, one)]
+    facts += [f"ruled out: {clean(text, 300)}" for text in finding.ruled_out[:8]]
+    for key in finding.evidence[:12]:
+        item = one.evidence.get(key)
+        if item is not None:
+            values = ", ".join(f"{name}={value}" for name, value in clean_values(item.values, 60, 8).items())
+            facts.append(f"{clean(key, 8)}: {wording.evidence_line(item, 300)}" + (f" ({values})" if values else ""))
+    place = ""
+    if finding.function is not None:
+        place = clean(finding.function.user_location or finding.function.location or "", 200)
+    return render(
+        "fix.md.j2",
+        data=fence([f"diagnosis: {clean(_id(one), 40)}", f"finding: {clean(finding.id, 20)}", *facts], "FINDING"),
+        code=fence([f"file: {clean(file, 300)}", *lines[:MOST_LINES]], "CODE") if lines else "",
+        has_place=bool(place),
+        style=style,
+    )
+
+
+def how_to_fix(style: str = "claude", *, has_code: bool) -> str:
+    """How to go about a fix, without rules on data and without the data: for whom has them already."""
+    _known(style)
+    return render("fix_how.md.j2", code="shown" if has_code else "", has_place=True, style=style)
+
+
+def _known(style: str) -> None:
+    if style not in STYLES:
+        raise UserError(f"no way to ask for a fix is called {clean(style, 40)!r}; there are {', '.join(STYLES)}")
+
+
+def postmortem(one: Diagnosis, history: Sequence[Diagnosis]) -> str:
+    """Write down what happened. `history`: diagnoses of the same job, newest first, this one among them."""
+    lines = [
+        f"{clean(other.created, 40)}  {clean(_id(other), 40)}  {wording.headline(other)}"
+        for other in reversed(history[:MOST_LISTED])
+    ]
+    return render(
+        "postmortem.md.j2",
+        data=prompt_data(one, max_chars=DATA_CHARS + 2_000),
+        history=fence(lines, "HISTORY") if len(lines) > 1 else "",
+    )
+
+
+def pull_request(
+    one: Diagnosis, finding: Finding, *, patch: str, measured: str = "", measure_with: str = "", tests: str = ""
+) -> str:
+    """Text of a pull request: why, by what evidence, what it changes, what it gained and how to measure that again.
+
+    `measured`: what was measured before and after, in a sentence; "" if nothing was. `measure_with`, `tests`: commands
+    of the user's own.
+    """
+    rows = [
+        (clean(key, 8), prose(wording.evidence_line(one.evidence[key], 300)))
+        for key in finding.evidence[:12]
+        if key in one.evidence
+    ]
+    return render(
+        "pr.md.j2",
+        id=clean(_id(one), 40),
+        facts=[(name, prose(value)) for name, value in wording.facts(finding, one)],
+        evidence=rows,
+        ruled_out=[prose(clean(text, 300)) for text in finding.ruled_out[:8]],
+        predicted=prose(wording.cost(finding, one)),
+        measured=prose(clean(measured, 600)),
+        measure_with=_block(measure_with or "eroica run --out after/ -- COMMAND\neroica compare before/ after/", "sh"),
+        tests=_block(tests, "sh") if tests else "",
+        patch=_block(patch[:MOST_PATCH_CHARS], "diff"),
+        is_cut=len(patch) > MOST_PATCH_CHARS,
+    )
+
+
+def _block(text: str, language: str) -> str:
+    """A code block that its content cannot end."""
+    longest = max((len(run) for run in re.findall(r"`{3,}", text)), default=2)
+    ticks = "`" * (longest + 1)
+    return f"{ticks}{language}\n{text.rstrip()}\n{ticks}"
+
+
+def _id(one: Diagnosis) -> str:
+    return one.id or str(to_json(one)["id"])
