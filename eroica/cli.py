@@ -1,5 +1,5 @@
-"""The command line: `eroica run`, `serve`, `agent`, `diagnose`, `show`, `compare`, `fix`, `doctor` and `demo`, and what
-asks a running coordinator (`remote`).
+"""The command line: `eroica run`, `serve`, `agent`, `diagnose`, `show`, `compare`, `fix`, `mcp`, `doctor` and `demo`, and
+what asks a running coordinator (`remote`).
 
 It turns arguments into calls, and results and errors into text and exit statuses; no other module prints or exits.
 stdout holds results only; progress and messages go to stderr, progress only on a terminal. What a command needs is
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from eroica import __version__
 from eroica.assist import command as fixes
+from eroica.assist import connecting
 from eroica.errors import EroicaError, UserError
 from eroica.remote import add_api, add_commands, fetch, is_incident
 
@@ -46,7 +47,7 @@ MAX_SHOWN_BYTES = 256 << 20
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status. Raises SystemExit(2) on wrong usage, as argparse does."""
-    options = _parser().parse_args(arguments)
+    options = _options(list(sys.argv[1:] if arguments is None else arguments))
     run: Callable[[argparse.Namespace], int] = options.run
     try:
         return run(options)
@@ -64,6 +65,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _say(f"eroica {options.command}: interrupted")
         return 130
+
+
+def _options(arguments: list[str]) -> argparse.Namespace:
+    if connecting.is_serving(arguments):  # what follows is another program's command line
+        return argparse.Namespace(command="mcp", run=lambda options: connecting.serve(arguments[1:]))
+    return _parser().parse_args(arguments)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -323,6 +330,8 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--seed", type=int, metavar="N", help="makes the drawing repeatable")
     command.add_argument("--timeout", type=_amount, default=180.0, metavar="S", help="for the answer (default: 180)")
     command.add_argument("--keep-captures", action="store_true", help="keep the traces of the windows in DIR")
+
+    connecting.add(_command(commands, "mcp", _mcp, connecting.PURPOSE, connecting.EXAMPLE))
     return parser
 
 
@@ -679,6 +688,20 @@ def _doctor(options: argparse.Namespace) -> int:
         checks = doctor.examine(Machine(python=options.python))
     _print_text(doctor.render_text(checks) if options.format == "text" else doctor.render_json(checks))
     return 0
+
+
+def _mcp(options: argparse.Namespace) -> int:
+    return connecting.install(options, _print_text, lambda text: _say(f"eroica: {text}"), _is_agreed)
+
+
+def _is_agreed(question: str) -> bool:
+    """What a person says; no, where nobody can be asked."""
+    if sys.stdin is None or not sys.stdin.isatty():
+        return False
+    if sys.stderr is not None:
+        sys.stderr.write(f"{question} [y/N] ")
+        sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _demo(options: argparse.Namespace) -> int:

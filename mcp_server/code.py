@@ -22,6 +22,7 @@ from eroica.untrusted import clean, clean_code
 
 SUFFIXES = frozenset((".py", ".pyx", ".pxd", ".cu", ".cuh", ".cpp", ".cc", ".cxx", ".c", ".h", ".hpp"))
 MAX_FILE_BYTES = 2 << 20
+_PACKAGES = ("site-packages", "dist-packages")
 MOST_AROUND = 60
 """Lines on each side."""
 LEAST_PARTS = 2
@@ -96,8 +97,10 @@ def _find(path: str, roots: Sequence[Path]) -> tuple[str | None, str]:
         found = os.path.realpath(path)
         if _may_show(Path(found), real):
             return found, ""
+    # Of an environment or a cache: a file of the project with the same end is another one.
+    is_foreign = any(part.startswith(".") or part in _PACKAGES for part in parts)
     # From the longest end on: what more of the path names is surer.
-    for count in range(len(parts), 0, -1):
+    for count in range(len(parts), len(parts) - 1 if is_foreign else 0, -1):
         is_whole = count == len(parts)
         if count < LEAST_PARTS and not (is_whole and not PurePosixPath(path).is_absolute()):
             break

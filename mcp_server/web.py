@@ -136,6 +136,7 @@ def serve(setup: Setup, port: int, file: Path, say: Callable[[str], None]) -> No
             listener.bind((LOOPBACK, port))
         except OSError as error:
             raise UserError(f"port {port} cannot be had ({error.strerror}); choose another, or 0 for any") from None
+        listener.listen(128)  # who reads the line below may come at once
         port = listener.getsockname()[1]
         # Host and Origin are checked against this very port; another server of this host is another origin.
         hosts = [f"{LOOPBACK}:{port}", f"localhost:{port}"]

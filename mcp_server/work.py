@@ -126,6 +126,11 @@ class Works(Generic[Result]):
         with self._lock:
             return self._works.get(key)
 
+    def all(self) -> list[Work[Result]]:
+        """Those that are running or remembered."""
+        with self._lock:
+            return list(self._works.values())
+
     def give_up_all(self) -> None:
         """Stop all of it."""
         with self._lock:

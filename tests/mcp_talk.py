@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Coroutine
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from mcp import Client
 from mcp.types import CallToolResult, TextContent, TextResourceContents
 
 from eroica.findings import Diagnosis, to_json
+from evals.kineto_file import write_json
+from evals.synth import Cluster, cluster
 from mcp_server.answers import BYTES_PER_TOKEN, size_of
 from mcp_server.reader import Setup
 from mcp_server.server import build
@@ -70,6 +73,18 @@ async def resource_text(client: Client, uri: str) -> str:
 def tokens_of(result: CallToolResult) -> float:
     """Of all that goes over the wire."""
     return size_of(result) / BYTES_PER_TOKEN
+
+
+@lru_cache(1)
+def _job() -> Cluster:
+    return cluster("slow_input", world_size=4, effect=0.2, seed=1, num_iterations=5, max_events=400)
+
+
+def small_job(folder: Path) -> None:
+    """Traces of four ranks, one of which is slow at its input."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for rank in range(4):
+        write_json(_job().written(rank), folder / f"rank{rank}.json.gz")
 
 
 def save(root: Path, diagnosis: Diagnosis, name: str = "diagnosis.json") -> str:

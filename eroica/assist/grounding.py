@@ -44,16 +44,20 @@ _NUMBER = re.compile(
     rf"(?<![\w.])(?P<number>(?:\d{{1,3}}(?:,\d{{3}})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d{{1,3}})?)(?:\s?(?P<unit>{_UNIT}))?(?![\w%])"
 )
 _RANKS = re.compile(
-    r"\branks?\s+(?P<ranks>\d{1,9}(?:\s?[-–]\s?\d{1,9})?(?:\s?(?:,|and|&)\s?\d{1,9}(?:\s?[-–]\s?\d{1,9})?)*)"
+    r"\b[Rr]anks?\s+(?P<ranks>\d{1,9}(?:\s?[-–]\s?\d{1,9})?(?:\s?(?:,|and|&)\s?\d{1,9}(?:\s?[-–]\s?\d{1,9})?)*)"
 )
 _CITED = re.compile(r"\bE\d{1,4}\b")
 _FINDING = re.compile(r"\bF\d{1,4}\b")
 _NAME = re.compile(r"[\w./:+-]*\d[\w./:+-]*")
+_ROLES = {
+    "waiting": re.compile(r"\bwait|\bvictim|\bconsequence", re.I),
+    "missing": re.compile(r"\bmissing|\breport|\bno data|\bwithout data|\bin part\b|\bpartial|\bnot seen", re.I),
+}
 _GUESS = re.compile(r"\b(?:guess|guessing|speculat\w+)\b", re.I)
 _SENTENCE = re.compile(
     r"(?<=[.!?])(?<!\be\.g\.)(?<!\bi\.e\.)(?<!\bcf\.)(?<!\bvs\.)[\"')\]]*\s+(?=[\"'(\[]?[A-Z0-9*_`])"
 )
-_ONLY_CITATION = re.compile(r"[\s([]*E\d{1,4}(?:[\s,;&]+(?:and\s+)?E\d{1,4})*[\s)\].]*")
+_LEADING_CITATION = re.compile(r"\s*[(\[]\s*E\d{1,4}(?:[\s,;&]+(?:and\s+)?E\d{1,4})*\s*[)\]][.\s]*")
 
 
 class Status(StrEnum):
@@ -80,6 +84,8 @@ class Quantity:
 
     value: float
     dimension: str
+    text: str = ""
+    """As it was written; "" if it comes from a value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +97,11 @@ class Shown:
     facts: Sequence[str] = ()
     """Sentences shown beside it, such as the verdict and the coverage; their numbers and names may be used by whoever
     cites anything."""
+    only_as: Sequence[tuple[str, str]] = ()
+    """(role, sentence): ranks that may be named in a sentence that gives them this role, a key of _ROLES. Whoever only
+    waits was shown, too, and must not be blamed for it."""
+    names: Sequence[str] = ()
+    """Hosts and the like that may be named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +123,10 @@ def shown(diagnosis: Diagnosis, only: Sequence[str] | None = None) -> Shown:
     for finding in diagnosis.findings:
         facts += [f"{finding.id} {name} {value}" for name, value in wording.facts(finding, diagnosis)]
         facts += [f"ranks {finding.ranks}", wording.pattern(finding), *finding.ruled_out, finding.advice]
-    facts += [f"ranks {one.ranks} {one.function} {one.text}" for one in diagnosis.consequences]
-    facts += [f"{host} has ranks {ranks}" for host, ranks in diagnosis.hosts.items()]
-    return Shown(evidence, tuple(facts))
+    only_as = [("waiting", f"ranks {one.ranks} {one.function} {one.text}") for one in diagnosis.consequences]
+    coverage = diagnosis.coverage
+    only_as += [("missing", f"ranks {ranks}") for ranks in (coverage.missing_ranks, coverage.partial_ranks) if ranks]
+    return Shown(evidence, tuple(facts), tuple(only_as), tuple(diagnosis.hosts))
 
 
 def check(text: str, was_shown: Shown) -> list[Piece]:
@@ -157,16 +169,19 @@ def is_grounded(pieces: Sequence[Piece]) -> bool:
 
 def _pieces(text: str) -> Iterator[tuple[str, bool]]:
     """Sentences with the white space that follows them, and blocks of code whole."""
-    for index, part in enumerate(re.split(r"(^[ \t]*```.*?(?:^[ \t]*```[ \t]*$|\Z))", text, flags=re.M | re.S)):
+    for index, part in enumerate(re.split(r"(^[ \t]*```.*?(?:^[ \t]*```[ \t]*(?:\n|\Z)|\Z))", text, flags=re.M | re.S)):
         if index % 2:
             yield part, True
             continue
         held = ""
         for line in part.splitlines(keepends=True):
             for sentence in _sentences(line):
-                if held and _ONLY_CITATION.fullmatch(sentence):
-                    held += sentence  # "Rank 3 is slow. (E1)"
-                    continue
+                cited = _LEADING_CITATION.match(sentence) if held else None
+                if cited is not None:  # "Rank 3 is slow. (E1) Its disk ..."
+                    held += cited[0]
+                    sentence = sentence[cited.end() :]
+                    if not sentence:
+                        continue
                 if held:
                     yield held, False
                 held = sentence
@@ -199,7 +214,9 @@ class _Sources:
     def __init__(self, was_shown: Shown) -> None:
         self.evidence = {key: _Said.of_evidence(item) for key, item in was_shown.evidence.items()}
         self.facts = _Said.of_texts(was_shown.facts)
-        self.names = {*_names(" ".join(was_shown.facts))}
+        self.only_as = [(role, _Said.of_texts([text])) for role, text in was_shown.only_as]
+        texts = [*was_shown.facts, *(text for _, text in was_shown.only_as), *was_shown.names]
+        self.names = {*_names(" ".join(texts)), *was_shown.names}
         for item in was_shown.evidence.values():
             self.names |= set(_names(f"{item.text} {item.source} {_flat_text(item.values)}"))
 
@@ -237,7 +254,7 @@ def _quantities(text: str) -> list[Quantity]:
         value = float(match["number"].replace(",", ""))
         if math.isfinite(value):
             dimension, factor = _UNITS[match["unit"] or ""]
-            found.append(Quantity(value * factor, dimension))
+            found.append(Quantity(value * factor, dimension, match[0]))
     return found
 
 
@@ -293,6 +310,7 @@ def _judged(text: str, is_code: bool, sources: _Sources) -> Piece:
     known = [sources.evidence[key] for key in cited if key in sources.evidence]
     # A guess may use any number that was shown: it does not say where from.
     said = [*(known if cited else sources.evidence.values() if is_guess else ()), sources.facts]
+    said += [one for role, one in sources.only_as if _ROLES[role].search(body)]
     problems += _wrong(body, said, sources)
     if problems:
         return Piece(text, Status.UNGROUNDED, tuple(problems), cited)
@@ -318,7 +336,7 @@ def _wrong(body: str, said: Sequence[_Said], sources: _Sources) -> list[str]:
     quantities = [quantity for one in said for quantity in one.quantities]
     for quantity in _quantities(plain):
         if not any(_is_near(quantity, other) for other in quantities):
-            problems.append(f"{_number(quantity)} is not in the evidence cited")
+            problems.append(f"{quantity.text} is not in the evidence cited")
     return problems
 
 
@@ -346,11 +364,3 @@ def _is_near(claimed: Quantity, other: Quantity) -> bool:
 
 def _within(claimed: float, value: float) -> bool:
     return abs(claimed - value) <= TOLERANCE * abs(value) + 1e-15
-
-
-def _number(quantity: Quantity) -> str:
-    if quantity.dimension == "s":
-        return wording.seconds(quantity.value)
-    if quantity.dimension == "share":
-        return wording.percent(quantity.value)
-    return f"{quantity.value:g}{f' {quantity.dimension}' if quantity.dimension else ''}"
