@@ -30,6 +30,8 @@ whose own network code fails in these words: then the exception is shown among t
 _LOCAL = re.compile(r"/multiprocessing/(connection|queues|managers|synchronize)\.py:|/torch/utils/data/")
 """Where an error of communication is one with a worker process of the rank's own."""
 _WORKER = re.compile(r"DataLoader worker \(pid[^)]*\)[^.]*(killed by signal|exited unexpectedly)")
+_GAVE_UP = re.compile(r"[Tt]imed? ?out|Timeout|Watchdog")
+"""A peer that has gone closes its connection at once; one that does not come is waited for until a limit."""
 ENDED_BY_OTHERS = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
 """Signals by which launchers and people end the rest of a job."""
 _KILL_ADVICE = (
@@ -124,9 +126,15 @@ def departures(views: Mapping[int, RankView], doings: Mapping[int, Doing], graph
         return []  # it shuts down; who left by os._exit looks dead, and that is nothing
     if len(died) == len(views) > 0 and all(view.exit_status in ENDED_BY_OTHERS for view in died.values()):
         return []  # whoever runs the job has ended it
-    if not died:
+    if not died or _were_given_up(died, raised):
         return None
     return _deaths(died, views, doings, len(raised), graph)
+
+
+def _were_given_up(died: Mapping[int, RankView], raised: Mapping[int, RankView]) -> bool:
+    """The others' patience came to its end first, and whoever runs the job then ended those that were left."""
+    were_ended = all(view.exit_status in ENDED_BY_OTHERS for view in died.values())
+    return were_ended and any(_GAVE_UP.search(view.exception) for view in raised.values())
 
 
 def _exceptions(first: Mapping[int, RankView], views: Mapping[int, RankView]) -> list[Suspect]:

@@ -248,12 +248,14 @@ def _culprit(look: Look, rank: int) -> Suspect:
             kind="hang" if view.state == "running" else "crash",
             advice="look at the network of its host: nobody else is seen to have gone before it",
         )
-    if done.what in PHASES:
+    phase = view.phase if view.state == "died" else done.what
+    if phase in PHASES:
         lasts_s = view.phase_s or view.silent_s or 0.0
         over = lasts_s > look.phase_limit_s
-        level = "established" if done.by == "phase" else "supported"
-        text = f"{who}: {_PHASE_WORDS[done.what]} for {lasts_s:.0f} s{at}; the others wait until it is over"
-        cause = _CAUSE_OF_PHASE[done.what]
+        level = "established" if phase == view.phase else "supported"
+        text = f"{who}: {_PHASE_WORDS[phase]} for {lasts_s:.0f} s{at}; "
+        text += "the others gave up" if view.state == "died" else "the others wait until it is over"
+        cause = _CAUSE_OF_PHASE[phase]
         return Suspect(
             *("missing_rank" if over and cause == "none" else cause, "rank", frozenset({rank}), level, text),
             *(tuple(evidence), function),
@@ -342,6 +344,10 @@ def _culprit(look: Look, rank: int) -> Suspect:
         if view.is_leaving:
             text += "; it has taken its process group down"
         level = "established" if view.silent_s is not None and view.is_recording else "hypothesis"
+    elif view.state == "died":
+        text = f"{who}: had not come to {awaited_by(look, rank)} when the others gave up, and was then ended "
+        text += f"({exit_words(view.exit_status)})"
+        level = "supported"
     else:
         text = f"{who}: has not come to {awaited_by(look, rank)}; {_without_stack(view)}"
         level = "supported" if view.silent_s is not None else "hypothesis"

@@ -28,9 +28,9 @@ class Look:
     world_size: int
 
     def is_silent(self, rank: int) -> bool:
-        """Nothing has happened on it for the limit; unknown counts as silent, since nobody saw it move."""
+        """Nothing has happened on it for the limit, or will; unknown counts as silent, since nobody saw it move."""
         silent_s = self.views[rank].silent_s
-        return silent_s is None or silent_s >= self.limit_s
+        return silent_s is None or silent_s >= self.limit_s or self.views[rank].state == "died"
 
     @property
     def is_opening(self) -> bool:

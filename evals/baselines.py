@@ -63,6 +63,8 @@ def windows_in(folder: Path, since_ns: int = 0) -> Iterator[Window]:
     since_ns: when the fault began, since 1970; windows that had ended by then cannot show it and are left out.
     """
     for capture in sorted(folder.glob("captures-*"), key=lambda path: path.stat().st_mtime):
+        if not any(capture.iterdir()):
+            continue  # of a window to which no rank gave a trace
         window = Window(tuple(read_all(find_traces([capture]))))
         if any(len(trace) and int(trace.ts_ns[-1]) > since_ns for trace in window.traces):
             yield window

@@ -173,6 +173,21 @@ def test_a_call_that_the_others_have_behind_them_is_not_one_that_nobody_gets_thr
     assert "which ranks 0,2-3 have behind them" in found.verdict.summary
 
 
+def test_whoever_was_ended_after_the_others_had_given_up_waiting_is_the_one_that_did_not_come() -> None:
+    lost = "RuntimeError: Timed out waiting 1800000ms for recv operation to complete"
+    failed = _call(41, "failed", for_s=1.0)
+    gave_up = [replace(_rank(r, _call(40, "done"), failed), exception=lost, state="died") for r in (1, 2, 3)]
+    late = replace(_rank(0, _call(40, "done")), state="died", exit_status=-15)
+    found = _explained(late, *gave_up)
+    assert _said(found) == ("crash", "missing_rank", "0", "supported")
+    assert "had not come to allreduce 41 of default_pg when the others gave up" in found.verdict.summary
+    saves = replace(late, phase="save", phase_s=1800.0)
+    assert _said(_explained(saves, *gave_up)) == ("crash", "checkpoint_io", "0", "established")
+    # Connections that break at once are of a death, whoever sent the signal.
+    broke = [replace(view, exception="RuntimeError: Connection closed by peer") for view in gave_up]
+    assert _said(_explained(late, *broke))[:3] == ("crash", "dead_worker", "0")
+
+
 def test_an_exception_or_a_death_comes_first_and_its_followers_are_not_blamed() -> None:
     lost = "RuntimeError: [pair.cc:553] Connection closed by peer [127.0.0.1]:1"
     follower = replace(_rank(0, _call(41, "failed")), state="ended", exception=lost, silent_s=None)
