@@ -104,7 +104,7 @@ def test_a_patch_that_is_slower_gains_nothing_or_breaks_the_job_is_dropped(tmp_p
     checkout, file = repository(tmp_path), diagnosis_file(tmp_path)
     before = state(checkout)
     for command, said in [
-        (job(tmp_path, 0.02, 0.04), r"is no fix: \d+ % slower"),
+        (job(tmp_path, 0.02, 0.04), r"is no fix: [\d.]+ % slower"),
         (job(tmp_path, 0.02, 0.02), "does not show the gain that the diagnosis promises: no difference"),
         (
             job(tmp_path, 0.04, 0.02, status=3),
