@@ -295,7 +295,7 @@ def judge(
     return Judged(diagnosis, detail, stacked, context.wires, not is_nothing)
 
 
-_BY_SIZE = frozenset({"sync_amplification", "host_python", "unknown"})
+_BY_SIZE = frozenset({"sync_amplification", "host_python", "cpu_contention", "unknown"})
 """Causes of what moves over the ranks that may be uneven work, as long as sizes are not known. Kernels tell theirs."""
 
 
