@@ -20,6 +20,7 @@ from eroica.client import Client, find_client
 from eroica.errors import DataError, UnavailableError, UserError
 from eroica.findings import from_json, to_json
 from eroica.guard import Limits, Meter, Rate, TokenFile, Web, is_host, load_token
+from eroica.meetup import certify
 from tests.site import JOB, TIMEOUT_S, Site
 
 FAST = Limits(reads=Rate(1e6, 1e6), acts=Rate(1e6, 1e6), strangers=Rate(1e6, 1e6))
@@ -477,6 +478,23 @@ def test_off_loopback_it_does_not_start_without_a_certificate(tmp_path: Path) ->
     (tmp_path / "x").write_text("no certificate")
     with pytest.raises(UserError, match="cannot start"):
         Site(tmp_path, web=Web(certificate=tmp_path / "x", key=tmp_path / "x")).start(with_job=False)
+
+
+def test_with_a_certificate_it_is_believed_by_who_holds_it_and_speaks_to_nobody_in_the_clear(tmp_path: Path) -> None:
+    for name in ("api", "other"):
+        certify("127.0.0.1", tmp_path / f"{name}.pem", tmp_path / f"{name}.key")
+    web = Web(certificate=tmp_path / "api.pem", key=tmp_path / "api.key", limits=FAST)
+    site = Site(tmp_path, web=web).start(with_job=False)
+    file = site.server.files["read"]
+    assert file.url.startswith("https://127.0.0.1:") and site.client("read").jobs() == []
+    for ca in ("", (tmp_path / "other.pem").read_text()):
+        with pytest.raises(UnavailableError, match="certificate"):
+            Client(file.url, file.token, ca).jobs()
+    with pytest.raises(UnavailableError, match="nobody answers"):
+        Client(file.url.replace("https", "http"), file.token).jobs()
+    with pytest.raises(UserError, match=r"certificates .* cannot be used"):
+        Client(file.url, file.token, "no certificate")
+    site.close()
 
 
 def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:

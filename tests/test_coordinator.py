@@ -642,6 +642,59 @@ def test_a_person_can_ask_for_a_window_of_a_length() -> None:
     assert job.prepared.num_steps == 5
 
 
+def test_a_person_is_refused_with_the_reason_and_what_is_under_way_goes_on() -> None:
+    job = Job()
+    assert job.coordinator.ask(0, asked="w") == "no rank of it is alive and heard"
+    job.stand(50, iteration_s=None)
+    assert "how long an iteration is" in job.coordinator.ask(0, asked="w")
+    job.stand(50)
+    job.notice()
+    assert job.coordinator.ask(0, asked="w") == "another window (slowdown) is under way"
+    assert job.coordinator.stage("w") == "" and job.count_of(Prepare) == 1 and not job.coordinator.cancel("w", 0)
+    halted = Job()
+    halted.stand(50)
+    halted.notice(Change.STALLED)
+    assert "are being looked at" in halted.coordinator.ask(0)
+    ending = Job()
+    ending.stand(50)
+    ending.tell(Ending(host="a"))
+    assert ending.coordinator.ask(0) == "the job is being ended"
+    silent = Job()
+    silent.stand(50)
+    silent.tell(Silent(host="a"))
+    assert silent.coordinator.ask(0) == "no rank of it is alive and heard"
+    assert ending.count_of(Prepare) == silent.count_of(Prepare) == halted.count_of(Prepare) == 0
+
+
+def test_a_window_of_a_person_is_followed_by_its_request_through_retries_and_can_be_cancelled() -> None:
+    job = Job()
+    job.stand(50)
+    assert job.coordinator.ask(job.now_ns, asked="w") == "" and job.coordinator.stage("w") == "preparing"
+    first = job.prepared.window
+    job.answer(State.LATE)
+    assert job.prepared.window != first and job.coordinator.stage("w") == "preparing"
+    job.answer(State.PREPARED)
+    assert job.coordinator.stage("w") == "capturing" and job.coordinator.stage("v") == ""
+    assert job.coordinator.cancel("w", job.now_ns) and job.coordinator.stage("w") == ""
+    assert job.sent[-1] == Abort(window=job.prepared.window) and not job.windows
+    job.summarize()
+    assert not job.windows, "what comes of a window that was left is of no use"
+
+
+def test_a_slowdown_in_a_window_of_a_person_gets_one_of_its_own() -> None:
+    job = Job()
+    job.stand(50)
+    job.coordinator.ask(job.now_ns, asked="w")
+    job.notice()
+    job.answer(State.PREPARED)
+    job.answer(State.DONE)
+    job.summarize()
+    job.pass_time(job.policy.rest_s + 1)
+    assert [window.trigger for window in job.windows] == ["manual"] and job.windows[0].asked == "w"
+    assert job.coordinator.window is not None and job.coordinator.window.trigger == "slowdown"
+    assert job.coordinator.stage("w") == ""
+
+
 def test_a_silence_that_cannot_be_explained_is_looked_at_again_later_and_later_until_it_ends() -> None:
     job = Job(explains=False)
     job.stand(50)

@@ -180,6 +180,76 @@ def test_the_bus_ends_with_a_coordinator_that_is_killed_and_comes_back_if_it_is_
         wait_for(lambda: not Path(f"/proc/{server}/exe").exists(), "the end of the server")
 
 
+@contextmanager
+def two_hosts() -> Iterator[tuple[list[str], list[str]]]:
+    """Network namespaces, joined by a wire, as 10.77.0.1 and 10.77.0.2: what to put before a command to be run there."""
+    names = [f"eroica-{os.getpid()}-{end}" for end in "ab"]
+
+    def ip(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True, capture_output=True)
+
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        ip("link", "add", "wire", "netns", names[0], "type", "veth", "peer", "name", "wire", "netns", names[1])
+        for number, name in enumerate(names, 1):
+            ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", "wire")
+            ip("-n", name, "link", "set", "wire", "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        yield ["ip", "netns", "exec", names[0]], ["ip", "netns", "exec", names[1]]
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+
+
+@pytest.mark.full
+@pytest.mark.skipif(os.getuid() != 0, reason="network namespaces need root")
+def test_from_another_network_namespace_a_token_gets_in_by_its_certificate_and_nothing_else_does(
+    tmp_path: Path,
+) -> None:
+    from eroica.meetup import certify
+
+    certify("10.77.0.1", tmp_path / "bus.pem", tmp_path / "bus.key")
+    open_to_all = ["--listen", "10.77.0.1", "--http", "10.77.0.1:8443", "--tls-cert", "bus.pem", "--tls-key", "bus.key"]
+    python = [sys.executable, "-m", "eroica"]
+
+    def call(there: list[str], *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        command = [*there, *python, *words]
+        return subprocess.run(
+            command, env=os.environ | environ, capture_output=True, text=True, timeout=60, cwd=tmp_path
+        )
+
+    with two_hosts() as (here, there), (tmp_path / "serve.log").open("w") as log:
+        unsafe = call(here, "serve", "--state", "other", "--http", "10.77.0.1:8443")
+        assert unsafe.returncode == 1 and "tokens would cross the network in the clear" in unsafe.stderr
+        served = subprocess.Popen([*here, *python, "serve", "--state", "state", *open_to_all], stderr=log, cwd=tmp_path)
+        try:
+            wait_for(lambda: "the HTTP API is at https://10.77.0.1:8443" in (tmp_path / "serve.log").read_text(), "API")
+            token = json.loads((tmp_path / "state" / "read.token").read_text())["token"]
+            asked = call(there, "status", "--api", "state/read.token")
+            assert (asked.returncode, asked.stdout) == (0, "no job has reported to this coordinator yet\n"), asked
+            for api, environ, why in [
+                ("https://10.77.0.1:8443", {"EROICA_TOKEN": token}, "certificate"),
+                ("https://10.77.0.1:8443", {"EROICA_TOKEN": "x", "EROICA_CA": "bus.pem"}, "does not know this token"),
+                ("http://10.77.0.1:8443", {"EROICA_TOKEN": token}, "not encrypted"),
+            ]:
+                refused = call(there, "status", "--api", api, **environ)
+                assert refused.returncode == 1 and why in refused.stderr, refused
+            local = json.loads((tmp_path / "state" / "read.token").read_text()) | {"url": "https://127.0.0.1:8443"}
+            (tmp_path / "local.token").touch(0o600)
+            (tmp_path / "local.token").write_text(json.dumps(local))
+            assert "nobody answers" in call(there, "status", "--api", "local.token").stderr
+            from_outside = call([], "status", "--api", "state/read.token")
+            assert from_outside.returncode == 1 and "nobody answers" in from_outside.stderr, "a third network"
+            log_now = call(there, "status", "--api", "state/admin.token")
+            assert log_now.returncode == 0
+            wait_for(lambda: "from 10.77.0.2: 401" in (tmp_path / "serve.log").read_text(), "a word of it")
+        finally:
+            served.terminate()
+            served.wait(30)
+    assert token not in (tmp_path / "serve.log").read_text()
+
+
 def ask(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """A command that talks to the coordinator."""
     command = [sys.executable, "-m", "eroica", *arguments, "--api", str(home / "state" / "act.token")]
