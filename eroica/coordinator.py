@@ -23,6 +23,7 @@ training, the job does, and the agents that still tell of the former are left as
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -120,7 +121,7 @@ class Window:
     num_iterations: int = 0
     expected_s: float = 0.0
     ranks: tuple[int, ...] = ()
-    """Whom it was proposed to."""
+    """Whom it was proposed to, ascending."""
     answers: dict[int, State] = field(default_factory=dict)
     summaries: dict[int, Summary] = field(default_factory=dict)
     problems: dict[int, str] = field(default_factory=dict)
@@ -137,6 +138,22 @@ class Window:
     num_tries: int = 1
     num_misses: int = 0
     """Windows before it that held none of the iterations that were slow."""
+    _next: int = 0
+    """Place in `ranks` of one that was waited for when last asked."""
+
+    def has(self, rank: int) -> bool:
+        """It was proposed to this rank; they stand in ascending order."""
+        at = bisect_left(self.ranks, rank)
+        return at < len(self.ranks) and self.ranks[at] == rank
+
+    def is_waited_for(self, waits: Callable[[int], bool]) -> bool:
+        """Whether any of its ranks is waited for. Asked with each message, so it begins with who was last time: from
+        the first one on, 100,000 ranks would be gone through 100,000 times."""
+        for k in range(self._next, self._next + len(self.ranks)):
+            if waits(self.ranks[k % len(self.ranks)]):
+                self._next = k % len(self.ranks)
+                return True
+        return False
 
 
 @dataclass(slots=True)
@@ -580,7 +597,7 @@ class Coordinator:
 
     def _answered(self, message: Answered, now_ns: int) -> None:
         window = self.window
-        if window is None or message.window != window.number or message.rank not in window.ranks:
+        if window is None or message.window != window.number or not window.has(message.rank):
             return
         window.answers[message.rank] = message.state
         if message.why:
@@ -595,7 +612,10 @@ class Coordinator:
     def _commit_if_answered(self, now_ns: int) -> None:
         window = self.window
         assert window is not None
-        if all(rank in window.answers or not self._lives(rank) or self._is_missed(rank) for rank in window.ranks):
+        answers = window.answers
+        if not window.is_waited_for(
+            lambda rank: rank not in answers and self._lives(rank) and not self._is_missed(rank)
+        ):
             self._commit_or_leave(now_ns, late=False)
 
     def _lives(self, rank: int) -> bool:
@@ -604,7 +624,7 @@ class Coordinator:
     def _commit_or_leave(self, now_ns: int, *, late: bool) -> None:
         window = self.window
         assert window is not None
-        prepared = [rank for rank, state in window.answers.items() if state is State.PREPARED]
+        prepared = {rank for rank, state in window.answers.items() if state is State.PREPARED}
         if State.LATE in window.answers.values() and window.num_tries < self.policy.tries:
             self._publish(Abort(window=window.number))
             again = replace(window, number=self._new_number(), num_tries=window.num_tries + 1, answers={}, reasons={})
@@ -653,12 +673,13 @@ class Coordinator:
     def _finish_if_complete(self, now_ns: int) -> None:
         window = self.window
         assert window is not None
-        if window.committed and not any(
-            rank not in window.summaries
-            and rank not in window.problems
-            # What a rank wrote before it ended is still to be read.
-            and (self._lives(rank) or window.answers.get(rank) is State.DONE)
-            for rank in window.ranks
+        if window.committed and not window.is_waited_for(
+            lambda rank: (
+                rank not in window.summaries
+                and rank not in window.problems
+                # What a rank wrote before it ended is still to be read.
+                and (self._lives(rank) or window.answers.get(rank) is State.DONE)
+            )
         ):
             self._finish(now_ns)
 

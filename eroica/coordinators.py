@@ -134,6 +134,11 @@ class Coordinators:
         self.chronicle.said(text, job)
         self._say_outside(f"job {job}: {text}" if job else text)
 
+    @property
+    def are_behind(self) -> bool:
+        """More has come than one round deals with: the next is due at once."""
+        return any(link.is_behind for link in self._reception.links.values())
+
     def look(self) -> None:
         """One round."""
         self._reception.deliver()

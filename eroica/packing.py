@@ -39,6 +39,18 @@ def digest(text: bytes) -> bytes:
     return blake2b(text, digest_size=8).digest()
 
 
+MOST_KEPT = 512
+"""Bytes of a text whose digest is worth keeping: names, places and groups of a job, which all of its ranks send."""
+
+
+def known_digest(text: bytes) -> bytes:
+    """`digest`, for a reader that meets the same texts from every rank."""
+    return _kept_digest(text) if len(text) <= MOST_KEPT else digest(text)
+
+
+_kept_digest = lru_cache(maxsize=65536)(digest)
+
+
 def pack_durations(seconds: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
     """Seconds as 16 bits on a logarithmic scale.
 
@@ -165,7 +177,7 @@ class Reader:
 
     def check(self, good: Any, why: str) -> None:
         """Refuse the part unless all of `good` is true."""
-        if not bool(np.all(good)):
+        if not (good.all() if isinstance(good, np.ndarray) else good):
             raise self.bad(why)
 
     def raw(self, size: int) -> bytes:
@@ -200,11 +212,21 @@ class Reader:
         """Read the table of texts; `text` then gives them by number."""
         (count,) = self.raw(1)
         keys = self.raw(8 * count)
-        for key in (keys[8 * k : 8 * k + 8] for k in range(count)):
-            raw = names.get(key)
+        for at in range(0, 8 * count, 8):
+            raw = names.get(keys[at : at + 8])
             if raw is None:
-                raise DataError(f"{self._what} needs the unknown text {key.hex()}; send the texts of this job again")
-            self._texts.append(_text(bytes(raw)))
+                key = keys[at : at + 8].hex()
+                raise DataError(f"{self._what} needs the unknown text {key}; send the texts of this job again")
+            self._texts.append(_text(raw))
+
+    def by_number(self) -> list[str | None]:
+        """All texts by their numbers, None for NONE and for what is not listed; `count_texts` tells them apart."""
+        return [*self._texts, *[None] * (NONE + 1 - len(self._texts))]
+
+    @property
+    def count_texts(self) -> int:
+        """How many are listed."""
+        return len(self._texts)
 
     def text(self, number: int) -> str:
         """Text of this number."""

@@ -50,6 +50,11 @@ MOST_AGENTS = 20_000
 MOST_JOBS = 1_000
 MOST_STANDINGS = 4_096
 """Ranks of one host."""
+HAND_ON_NS = 250_000_000
+"""For what has come, before the loop goes on: 100,000 summaries at once take half a minute."""
+MOST_WAITING_BYTES = 1 << 30
+"""Taken and not yet handed on: the summaries of 100,000 ranks are half of it. What comes beyond is taken when it is
+sent again."""
 MOST_COMMANDS = 256
 """Kept for agents that have missed them; a command is of use for seconds."""
 
@@ -286,7 +291,9 @@ class CoordinatorLink:
         self._clock = clock
         self.refused = Refused(say)
         self._takers: list[tuple[tuple[type, ...], Callable[[Message], None]]] = []
-        self._came: deque[Message] = deque()
+        self._came: deque[tuple[_Peer, str, msgspec.Raw]] = deque()
+        self._came_bytes = 0
+        self._to_answer: list[_Peer] = []
         self._outbox = Outbox(most=MOST_COMMANDS)
         self._sent = 0
         """The last number that was sent to all agents at once."""
@@ -327,39 +334,62 @@ class CoordinatorLink:
         else:
             peer.must_answer = True
         peer.must_answer = peer.must_answer or bool(frame.messages)
+        if peer.must_answer:
+            self._to_answer.append(peer)
+        if self._came_bytes > MOST_WAITING_BYTES:
+            return
         for kind, content in (*peer.inbox.take(frame.base, frame.first, frame.messages), *frame.loose):
-            try:
-                message = read_message(kind, content, bus.TO_COORDINATOR)
-                if getattr(message, "host", peer.host) != peer.host:
-                    raise DataError("an agent speaks for another host than its own")
-            except DataError as error:
-                self.refused.count(str(error), f"the agent of {peer.host} of job {self.job}")
-                continue
-            self._came.append(message)
+            self._came.append((peer, kind, content))
+            self._came_bytes += len(memoryview(content))
 
     def deliver(self) -> None:
-        """Hand on what has come, and send what is due."""
-        while self._came:
-            _hand_on(self._came.popleft(), self._takers)
-        now_ns = self._clock()
+        """Hand on what has come, and send what is due.
+
+        Answers go first: dealing with all that many agents say at once takes long, and whoever is not answered says it
+        again. Then what has come is handed on, for a while; `is_behind` tells that some is left for the next time.
+        """
+        for peer in self._to_answer:
+            if peer.must_answer:
+                self._send(f"to.{peer.session}", self._outbox.last + 1, [], peer)
+        self._to_answer.clear()
+        now_ns = began_ns = self._clock()
+        while self._came and now_ns - began_ns < HAND_ON_NS:
+            self._hand_on_next()
+            now_ns = self._clock()
         if self._carrier.num_connects != self._num_connects:
             self._num_connects = self._carrier.num_connects
             for peer in self._peers.values():
                 peer.outgoing.hurry()
         self._broadcast(now_ns)
+        fallen = [p for p in self._peers.values() if now_ns - p.heard_ns > SILENT_NS and not p.is_silent]
+        for peer in fallen:
+            peer.is_silent = True
+        heard = {p.host for p in self._peers.values() if not p.is_silent} if fallen else set()
+        for host in sorted({peer.host for peer in fallen} - heard):
+            _hand_on(bus.Silent(host=host), self._takers)
         for peer in list(self._peers.values()):
-            silent_ns = now_ns - peer.heard_ns
-            if silent_ns > SILENT_NS and not peer.is_silent:
-                peer.is_silent = True
-                if not any(other.host == peer.host and not other.is_silent for other in self._peers.values()):
-                    _hand_on(bus.Silent(host=peer.host), self._takers)
-            if silent_ns > FORGOTTEN_NS:
+            if now_ns - peer.heard_ns > FORGOTTEN_NS:
                 del self._peers[peer.session]
                 continue
             for first, messages in peer.outgoing.due(self._outbox, now_ns, MOST_MESSAGE_BYTES):
                 self._send(f"to.{peer.session}", first, messages, peer)
-            if peer.must_answer:
-                self._send(f"to.{peer.session}", self._outbox.last + 1, [], peer)
+
+    @property
+    def is_behind(self) -> bool:
+        """More has come than was handed on."""
+        return bool(self._came)
+
+    def _hand_on_next(self) -> None:
+        peer, kind, content = self._came.popleft()
+        self._came_bytes -= len(memoryview(content))
+        try:
+            message = read_message(kind, content, bus.TO_COORDINATOR)
+            if getattr(message, "host", peer.host) != peer.host:
+                raise DataError("an agent speaks for another host than its own")
+        except DataError as error:
+            self.refused.count(str(error), f"the agent of {peer.host} of job {self.job}")
+            return
+        _hand_on(message, self._takers)
 
     def _broadcast(self, now_ns: int) -> None:
         """What is new, to all agents at once; nothing, now and then, so that they know that we are here."""

@@ -104,7 +104,7 @@ def serve(
         has_said = False
         over_s = math.inf
         while not is_over() and time.monotonic() < over_s:
-            select.select([carrier.handle, desk.handle], [], [], ROUND_S)
+            select.select([carrier.handle, desk.handle], [], [], 0 if coordinators.are_behind else ROUND_S)
             if broker is not None:
                 try:
                     if broker.revive():

@@ -268,6 +268,45 @@ def test_a_frame_that_was_replayed_changes_nothing() -> None:
     assert came == [answered(1), answered(2)]
 
 
+def test_an_agent_is_answered_before_all_it_said_is_dealt_with_and_the_rest_comes_in_the_next_rounds() -> None:
+    network, clock = Network(random.Random(0)), Clock()
+    agent, heard = network.carrier(), list[int]()
+    agent.subscribe("eroica.waves.to.*", lambda subject, data: heard.append(wire.read_frame(data).heard))
+    link = CoordinatorLink(network.carrier(), job="waves", clock=clock, say=lambda text: None)
+    came: list[bus.Message] = []
+
+    def slowly(message: bus.Message) -> None:
+        agent.deliver()
+        assert heard == [9]
+        clock.now_ns += 100_000_000
+        came.append(message)
+
+    link.subscribe(bus.TO_COORDINATOR, slowly)
+    everything = [answered(number) for number in range(1, 10)]
+    link.take(told(*everything), "s-a")
+    rounds = 0
+    while not rounds or link.is_behind:
+        link.deliver()
+        rounds += 1
+    assert came == everything and rounds == 3
+
+
+def test_hosts_that_fall_silent_together_are_told_once_each_and_not_those_with_another_agent() -> None:
+    clock = Clock()
+    link = CoordinatorLink(Network(random.Random(0)).carrier(), job="waves", clock=clock, say=lambda text: None)
+    came: list[bus.Message] = []
+    link.subscribe(bus.TO_COORDINATOR, came.append)
+    frame = wire.read_frame(told())
+    for host, session in (("a", "s-a"), ("b", "s-b"), ("b", "s-b2"), ("c", "s-c")):
+        link.take(wire.write_frame(msgspec.structs.replace(frame, host=host, session=session)), session)
+    clock.now_ns += 7_000_000_000
+    link.take(wire.write_frame(msgspec.structs.replace(frame, host="b", session="s-b2")), "s-b2")
+    clock.now_ns += 2_000_000_000
+    for _ in range(3):
+        link.deliver()
+    assert came == [bus.Silent(host="a"), bus.Silent(host="c")]
+
+
 def test_a_frame_under_the_name_of_another_sender_is_refused() -> None:
     said: list[str] = []
     link, came = coordinator_end(said)
