@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from eroica.compare import Side
     from eroica.findings import Detail, Diagnosis
     from eroica.investigation import Incident
+    from eroica.topology import Topology
 
 FORMATS = ("text", "json", "md", "html", "prompt")
 KINDS_FOUND = 3
@@ -41,6 +42,9 @@ _BUS_HELP = (
     "EROICA_COORDINATOR, which may hold one)"
 )
 _MEETS_HELP = "; store: the runs of all hosts find each other in the job's own store, and that of rank 0 coordinates"
+_TOPOLOGY_HELP = (
+    "leaf, rail and spine of each host, TOML or JSON, to tell findings that are all of one of them (docs/cluster.md)"
+)
 MAX_SHOWN_BYTES = 256 << 20
 """A diagnosis of a million ranks has some megabytes; what is bigger is another file, or a device without end."""
 
@@ -194,6 +198,7 @@ def _parser() -> argparse.ArgumentParser:
         help="where to keep what is found: a file, or postgresql://HOST/DATABASE without a secret (default: "
         "EROICA_STORE, which may hold one, else eroica.db in --state)",
     )
+    command.add_argument("--topology", type=Path, metavar="FILE", help=_TOPOLOGY_HELP)
 
     command = _command(
         commands,
@@ -234,6 +239,7 @@ def _parser() -> argparse.ArgumentParser:
         "--baseline", nargs="+", default=[], metavar="PATH", help="traces of the same job when it was well"
     )
     command.add_argument("--jobs", type=_positive, default=None, metavar="N", help="processes (default: one per core)")
+    command.add_argument("--topology", type=Path, metavar="FILE", help=_TOPOLOGY_HELP)
 
     command = _command(
         commands,
@@ -514,6 +520,7 @@ def _serve(options: argparse.Namespace) -> int:
         until_over=options.until_over,
         web=web,
         store=options.store or os.environ.get("EROICA_STORE", ""),
+        topology=_topology(options),
     )
     tellers: dict[str, Callable[[Incident], None]] = {}
 
@@ -583,10 +590,12 @@ def _teller(folder: Path) -> Callable[[Incident], None]:
 def _diagnose(options: argparse.Namespace) -> int:
     from eroica.offline import diagnose_paths, engine
 
+    topology = _topology(options)
     with _progress() as progress, engine(options.engine) as executor:
         diagnosis, detail = diagnose_paths(
             options.paths,
             executor=executor,
+            topology=topology,
             job=options.job,
             baseline_paths=options.baseline,
             jobs=options.jobs or os.cpu_count() or 1,
@@ -597,6 +606,12 @@ def _diagnose(options: argparse.Namespace) -> int:
     if failure is not None:
         raise failure
     return KINDS_FOUND if diagnosis.kind in options.fail_on else 0
+
+
+def _topology(options: argparse.Namespace) -> Topology | None:
+    from eroica.topology import read_topology
+
+    return read_topology(options.topology) if options.topology is not None else None
 
 
 def _show(options: argparse.Namespace) -> int:

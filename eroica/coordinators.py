@@ -21,6 +21,7 @@ from eroica.coordinator import Window as Captured
 from eroica.errors import UserError
 from eroica.investigation import Incident, Investigation
 from eroica.relay import Carrier, CoordinatorLink, Reception
+from eroica.topology import Topology
 from eroica.untrusted import clean
 from eroica.wire import MOST_WINDOW
 
@@ -115,9 +116,11 @@ class Coordinators:
         tell: Callable[[str, Incident], None],
         say: Callable[[str], None],
         chronicle: Chronicle,
+        topology: Topology | None = None,
     ) -> None:
-        """`tell` gets the job's name and each incident of it."""
+        """`tell` gets the job's name and each incident of it. `topology`: where hosts stand in the network."""
         self._carrier = carrier
+        self._topology = topology
         self._policy = far(policy)
         self._tell = tell
         self._say_outside = say
@@ -301,6 +304,7 @@ class Coordinators:
             # Ranks and agents that have outlived another coordinator know its numbers.
             first_window=1 + secrets.randbelow(MOST_WINDOW),
             closed=closed,
+            topology=self._topology,
         )
         link.subscribe((bus.Summarized,), lambda message: self.chronicle.took(job, link.session, message))
 

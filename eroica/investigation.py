@@ -27,6 +27,7 @@ from eroica.gone import ENDED_BY_OTHERS, is_follower
 from eroica.job import format_ranks, parse_ranks
 from eroica.pace import EFFECT
 from eroica.pattern import Stacked, stack
+from eroica.topology import Topology, with_roll_ups
 from eroica.wires import Wires
 
 FOR_GOOD = ("deadlock", "collective_mismatch", "exception", "dead_worker", "startup_network", "configuration")
@@ -65,10 +66,11 @@ class Investigation:
         may_size: bool = True,
         first_window: int = 1,
         closed: Callable[[Window, str], None] = lambda window, diagnosis: None,
+        topology: Topology | None = None,
     ) -> None:
         """`tell` gets each incident, `say` a sentence now and then, `closed` each window that is over and the identity
         of what was told of it. `may_size`: ranks can capture the sizes of operators. `first_window`: see
-        `Coordinator`."""
+        `Coordinator`. `topology`: where hosts stand in the network."""
         self.coordinator = Coordinator(
             link.publish, self._on_window, self._on_look, self._on_recovered, policy, first_window
         )
@@ -80,6 +82,7 @@ class Investigation:
         self._clock = clock
         self._may_size = may_size
         self._closed = closed
+        self._topology = topology
         self._baseline: Stacked | None = None
         self._wires: Wires | None = None
         """Connections and cards in the window of the baseline."""
@@ -137,6 +140,7 @@ class Investigation:
             wires=self._wires,
             baseline_environment=self._baseline_environment,
         )
+        judged = replace(judged, diagnosis=with_roll_ups(judged.diagnosis, self._topology))
         if not window.summaries and judged.diagnosis.kind == "no_data":
             self._say_nothing_came(window)
             return
@@ -195,6 +199,7 @@ class Investigation:
         )
         if diagnosis is None:
             return False
+        diagnosis = with_roll_ups(diagnosis, self._topology)
         if _may_compute(diagnosis, look) or _may_pass(diagnosis, look):
             return False
         if diagnosis.kind == "paused":

@@ -31,6 +31,7 @@ from eroica.errors import DataError, EroicaError, UnavailableError, UserError
 from eroica.findings import Detail, Diagnosis
 from eroica.job import format_ranks
 from eroica.pattern import Stacked, Summary, stack, summarize
+from eroica.topology import Topology, with_roll_ups
 from eroica.trace import TraceFile, find_traces, read_timeline, read_trace
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -204,11 +205,12 @@ def diagnose_paths(
     jobs: int = 1,
     progress: Progress = _quiet,
     executor: Executor | None = None,
+    topology: Topology | None = None,
 ) -> tuple[Diagnosis, Detail]:
     """Read, summarize, stack, localize, diagnose: what `eroica diagnose` does.
 
     `baseline_paths`: traces of the same job when it was healthy. `executor` takes the place of `jobs` processes of its
-    own. Raises EroicaError with one sentence for people.
+    own. `topology`: where hosts stand in the network. Raises EroicaError with one sentence for people.
     """
     stacked, notes = stack_paths(paths, jobs=jobs, progress=progress, executor=executor)
     baseline = None
@@ -219,4 +221,5 @@ def diagnose_paths(
             raise type(error)(f"baseline: {error}") from None
     created = datetime.now(UTC).isoformat(timespec="seconds")
     context = Context(job=job, created=created, version=__version__, baseline=baseline, notes=notes)
-    return diagnose_in_detail(stacked, context)
+    diagnosis, detail = diagnose_in_detail(stacked, context)
+    return with_roll_ups(diagnosis, topology), detail

@@ -31,6 +31,7 @@ from eroica.nats import NatsCarrier
 from eroica.probe.place import user_folder
 from eroica.probe.workspace import has_living
 from eroica.relay import AgentLink, job_key
+from eroica.topology import Topology
 
 ROUND_S = 0.1
 """A round at least so often; one also begins when something has come."""
@@ -58,6 +59,8 @@ class Serve:
     """Where the HTTP API is; None: nowhere."""
     store: str = ""
     """A file, or the URL of a database; "": a file in `state`."""
+    topology: Topology | None = None
+    """Where hosts stand in the network."""
 
 
 def serve(
@@ -92,7 +95,7 @@ def serve(
         opened.callback(keeper.close)
         carrier = NatsCarrier(given, name="eroica serve", say=say)
         opened.callback(carrier.close)
-        coordinators = Coordinators(carrier, plan.policy, tell, say, Chronicle(keeper))
+        coordinators = Coordinators(carrier, plan.policy, tell, say, Chronicle(keeper), plan.topology)
         desk = Desk()
         opened.callback(desk.close)
         server: Server | None = None

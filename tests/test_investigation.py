@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from eroica.degradation import Change, Trigger
 from eroica.findings import to_json
 from eroica.investigation import Incident, Investigation, judge
 from eroica.pattern import Function, Summary
+from eroica.topology import Topology
 from tests import handmade as h
 from tests.buses import Ends, Network, in_one_process, over, over_nats
 
@@ -27,9 +28,9 @@ INPUT = Function(Activity.INPUT, "__getitem__", "data.py:41", "data.py:41")
 SLOW = 5
 
 
-def summaries() -> list[Summary]:
-    """Of eight ranks on two hosts; rank 5 takes 0.2 s longer for its batches."""
-    own = [0.8 + 0.0005 * rank + (0.2 if rank == SLOW else 0.0) for rank in range(8)]
+def summaries(slow: Sequence[int] = (SLOW,)) -> list[Summary]:
+    """Of eight ranks on two hosts; rank 5, or whoever is named, takes 0.2 s longer for its batches."""
+    own = [0.8 + 0.0005 * rank + (0.2 if rank in slow else 0.0) for rank in range(8)]
     ranks = []
     for rank, work in enumerate(own):
         meet = h.Sample(0.05 + max(own) - work, work_before=work, channel=h.everyone(8))
@@ -42,8 +43,8 @@ def summaries() -> list[Summary]:
 class Agent:
     """Answers for the four ranks of one host as an agent would."""
 
-    def __init__(self, link: bus.Link, host: str, ranks: range) -> None:
-        self._link, self._host, self._ranks = link, host, ranks
+    def __init__(self, link: bus.Link, host: str, ranks: range, made: Sequence[Summary]) -> None:
+        self._link, self._host, self._ranks, self._made = link, host, ranks, made
         self.closed: list[bus.Closed] = []
         link.subscribe((bus.Prepare, bus.Commit, bus.Closed), self._take)
         for rank in ranks:
@@ -76,13 +77,13 @@ class Agent:
         elif isinstance(message, bus.Commit):
             for rank in self._ranks:
                 self._link.publish(bus.Answered(window=message.window, rank=rank, state=State.DONE))
-                data = write_summary(summaries()[rank])
+                data = write_summary(self._made[rank])
                 self._link.publish(bus.Summarized(window=message.window, rank=rank, summary=data))
         elif isinstance(message, bus.Closed):
             self.closed.append(message)
 
 
-def diagnosed(ends: Ends) -> dict[str, Any]:
+def diagnosed(ends: Ends, slow: Sequence[int] = (SLOW,), topology: Topology | None = None) -> dict[str, Any]:
     """What comes of it, but for the time at which it was made."""
     told: list[Incident] = []
     investigation = Investigation(
@@ -92,8 +93,10 @@ def diagnosed(ends: Ends) -> dict[str, Any]:
         clock=time.monotonic_ns,
         tell=told.append,
         say=ends.said.append,
+        topology=topology,
     )
-    agents = [Agent(ends.agents[0], "a", range(4)), Agent(ends.agents[1], "b", range(4, 8))]
+    all_of_them = summaries(slow)
+    agents = [Agent(ends.agents[0], "a", range(4), all_of_them), Agent(ends.agents[1], "b", range(4, 8), all_of_them)]
 
     def until(condition: Callable[[], bool]) -> None:
         def holds() -> bool:
@@ -119,6 +122,13 @@ def test_a_slow_rank_is_told_with_its_host_and_cause() -> None:
     verdict = made["verdict"]
     assert (verdict["ranks"], verdict["hosts"], verdict["cause"]) == (str(SLOW), ["b"], "input_pipeline")
     assert made["placement"]["hosts"] == {"a": "0-3", "b": "4-7"} and made["coverage"]["ranks_reported"] == 8
+
+
+def test_what_the_slow_ranks_have_in_common_in_the_network_is_told_live() -> None:
+    rails = Topology({host: {"rail": ("r0", "r1", "r2", "r3")} for host in "ab"})
+    made = diagnosed(in_one_process(), (1, 5), rails)
+    assert "(all 2 ranks on rail r1)" in made["verdict"]["summary"]
+    assert "topology" in {item["source"] for item in made["evidence"].values()}
 
 
 @pytest.mark.parametrize("seed", range(5))
