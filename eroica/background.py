@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median, median_low
 
+import msgspec
+
 from eroica.context import CaptureRecord, Context, PhaseRecord, Series, Turn
 from eroica.degradation import Change, Trigger
 from eroica.probe.environment import differences
@@ -21,9 +23,9 @@ MOSTLY = 0.7
 """Share of the steps since the onset that must be slow: hiccups of the other kind lie between them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lap:
-    """One iteration that is over."""
+class Lap(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One iteration that is over. A row on the wire, and nothing that the collector need follow: the ranks of a large
+    job tell millions of them with one window. Fields are only ever added, at the end and with a default."""
 
     step: int
     """Raw count at its begin: the number of its `ProfilerStep#` mark, should it be captured."""
@@ -37,9 +39,8 @@ class Lap:
     """In collectives that began in it, all together; -1: not seen."""
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Something else that a rank did: a garbage collection, a phase."""
+class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Something else that a rank did: a garbage collection, a phase. A row, as a lap is."""
 
     name: str
     """"gc", "fetch" (a batch that was long in coming), "capture" (a trace of ours is written), or one of

@@ -35,6 +35,9 @@ from eroica.errors import DataError
 from eroica.wire import MOST_MESSAGE_BYTES, MOST_NAME, VERSION, Frame, read_frame, read_message, write_frame
 from eroica.wire import write_message as write
 
+EASY_AGENTS = 2_000
+"""A coordinator takes some ten thousand frames a second. Agents of larger jobs say less often where their ranks are,
+and that they live, so that all together say no more than so many that do so each second."""
 BEAT_NS = 1_000_000_000
 """An agent says something at least so often."""
 STANDING_NS = 200_000_000
@@ -134,6 +137,8 @@ class AgentLink:
         self._heard_ns: int | None = None
         self._standings: dict[int, bus.Standing] = {}
         self._moved: set[int] = set()
+        self._is_urgent = False
+        """More has changed than how far ranks are."""
         self._standings_ns = self._all_ns = self._beat_ns = -ALL_STANDINGS_NS
         self._num_connects = 0
         self._has_said_dropped = False
@@ -153,6 +158,8 @@ class AgentLink:
                    for other in self._standings.values()):  # fmt: skip
                 self._standings.clear()
                 self._moved.clear()
+            before = self._standings.get(message.rank)
+            self._is_urgent = self._is_urgent or before is None or _state(before) != _state(message)
             self._standings[message.rank] = message
             self._moved.add(message.rank)
             return
@@ -178,7 +185,7 @@ class AgentLink:
         for first, messages in self._coordinator.due(self._outbox, now_ns, MOST_MESSAGE_BYTES):
             self._send(first, messages, [], now_ns)
         loose = self._loose(now_ns)
-        if loose or self._must_answer or now_ns - self._beat_ns >= BEAT_NS:
+        if loose or self._must_answer or now_ns - self._beat_ns >= BEAT_NS * self._ease():
             for chunk in _chunks(loose):
                 self._send(self._outbox.last + 1, [], chunk, now_ns)
 
@@ -203,14 +210,24 @@ class AgentLink:
         return self._outbox.num_dropped
 
     def _loose(self, now_ns: int) -> list[Told]:
-        if now_ns - self._all_ns >= ALL_STANDINGS_NS:
+        if now_ns - self._all_ns >= ALL_STANDINGS_NS * self._ease():
             self._all_ns = now_ns
             self._moved.update(self._standings)
-        if not self._moved or now_ns - self._standings_ns < STANDING_NS:
+        spacing_ns = STANDING_NS if self._is_urgent else max(STANDING_NS, BEAT_NS * self._num_agents() / EASY_AGENTS)
+        if not self._moved or now_ns - self._standings_ns < spacing_ns:
             return []
         self._standings_ns = now_ns
+        self._is_urgent = False
         moved, self._moved = sorted(self._moved)[:MOST_STANDINGS], set()
         return [write(self._standings[rank]) for rank in moved]
+
+    def _num_agents(self) -> float:
+        """Of the whole job, if all hosts have as many ranks as this one."""
+        world_size = max((standing.world_size for standing in self._standings.values()), default=0)
+        return world_size / max(len(self._standings), 1)
+
+    def _ease(self) -> float:
+        return max(self._num_agents() / EASY_AGENTS, 1.0)
 
     def _send(self, first: int, messages: Sequence[Told], loose: Sequence[Told], now_ns: int) -> None:
         self._beat_ns = now_ns
@@ -361,7 +378,8 @@ class CoordinatorLink:
             for peer in self._peers.values():
                 peer.outgoing.hurry()
         self._broadcast(now_ns)
-        fallen = [p for p in self._peers.values() if now_ns - p.heard_ns > SILENT_NS and not p.is_silent]
+        silent_ns = SILENT_NS * max(len(self._peers) / EASY_AGENTS, 1.0)
+        fallen = [p for p in self._peers.values() if now_ns - p.heard_ns > silent_ns and not p.is_silent]
         for peer in fallen:
             peer.is_silent = True
         heard = {p.host for p in self._peers.values() if not p.is_silent} if fallen else set()
@@ -483,6 +501,13 @@ class Reception:
             link = self.links[job] = CoordinatorLink(self._carrier, job=job, clock=self._clock, say=self._say)
             self._on_job(link)
         link.take(data, session)
+
+
+def _state(standing: bus.Standing) -> tuple[object, ...]:
+    """What is told at once when it changes. How far a rank is may wait: ranks of a job go on together, and of many
+    agents one has just said it."""
+    return (standing.world_size, standing.generation, standing.training, standing.unit, standing.per_iteration,
+            standing.is_alive)  # fmt: skip
 
 
 def _hand_on(message: Message, takers: Sequence[tuple[tuple[type, ...], Callable[[Message], None]]]) -> None:

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import MISSING, fields, is_dataclass
-from typing import Any, get_type_hints
+from dataclasses import fields, is_dataclass
+from typing import Any
 
 import msgspec
 
@@ -68,20 +68,6 @@ class Frame(msgspec.Struct, array_like=True, frozen=True):
     """The same without numbers: the newest of its kind is all that matters."""
 
 
-def _row(record: type) -> type[msgspec.Struct]:
-    """A record as a row without the names of its fields: a summary comes with some hundred laps and spans. Rows of a
-    newer version may be longer, of an older one shorter."""
-    hints = get_type_hints(record)
-    columns: list[tuple[str, Any] | tuple[str, Any, Any]] = [
-        (one.name, hints[one.name]) if one.default is MISSING else (one.name, hints[one.name], one.default)
-        for one in fields(record)
-    ]
-    return msgspec.defstruct(f"_{record.__name__}", columns, array_like=True)
-
-
-_Lap, _Span = _row(Lap), _row(Span)
-
-
 class _Summarized(msgspec.Struct, array_like=True):
     """`bus.Summarized`, with rows."""
 
@@ -89,8 +75,8 @@ class _Summarized(msgspec.Struct, array_like=True):
     rank: int
     summary: bytes | None
     problem: str
-    laps: list[_Lap] | None  # type: ignore[valid-type]
-    spans: list[_Span]  # type: ignore[valid-type]
+    laps: tuple[Lap, ...] | None
+    spans: tuple[Span, ...]
     environment: dict[str, Any]
     changes: list[Trigger] = []
 
@@ -138,8 +124,8 @@ def write_message(message: Message) -> tuple[str, bytes]:
             rank=message.rank,
             summary=message.summary,
             problem=message.problem,
-            laps=[_Lap(*_values(lap)) for lap in told.laps] if told else None,
-            spans=[_Span(*_values(span)) for span in told.spans] if told else [],
+            laps=told.laps if told else None,
+            spans=told.spans if told else (),
             environment=dict(told.environment) if told else {},
             changes=list(told.changes) if told else [],
         )
@@ -151,10 +137,6 @@ def write_message(message: Message) -> tuple[str, bytes]:
     if len(data) > MOST_MESSAGE_BYTES:
         raise DataError(f"{type(message).__name__} takes {len(data):,} bytes; the most is {MOST_MESSAGE_BYTES:,}")
     return type(message).__name__, data
-
-
-def _values(record: Lap | Span) -> list[Any]:
-    return [getattr(record, one.name) for one in fields(record)]
 
 
 def _told(value: object) -> object:
@@ -201,8 +183,8 @@ def _summarized(plain: _Summarized) -> bus.Summarized:
     history = None
     if plain.laps is not None:
         history = History(
-            laps=tuple(Lap(*msgspec.structs.astuple(lap)) for lap in plain.laps),
-            spans=tuple(Span(*msgspec.structs.astuple(span)) for span in plain.spans),
+            laps=plain.laps,
+            spans=plain.spans,
             environment=plain.environment,
             changes=tuple(plain.changes),
         )

@@ -6,6 +6,7 @@ import contextlib
 import random
 import stat
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -289,6 +290,33 @@ def test_an_agent_is_answered_before_all_it_said_is_dealt_with_and_the_rest_come
         link.deliver()
         rounds += 1
     assert came == everything and rounds == 3
+
+
+@pytest.mark.parametrize(("world_size", "least", "most"), [(16, 90, 100), (100_000, 2, 4)])
+def test_agents_of_a_large_job_say_less_often_how_far_ranks_are_and_at_once_that_one_has_died(
+    world_size: int, least: int, most: int
+) -> None:
+    network, clock = Network(random.Random(0)), Clock()
+    frames: list[wire.Frame] = []
+    network.carrier().subscribe("eroica.waves.up.*", lambda subject, data: frames.append(wire.read_frame(data)))
+    agent = AgentLink(network.carrier(), job="waves", host="a", clock=clock, say=lambda text: None)
+
+    def go(count: int, is_alive: bool = True) -> None:
+        clock.now_ns += 100_000_000
+        for rank in range(8):
+            agent.publish(replace(standing(rank, count), world_size=world_size, is_alive=is_alive or rank > 0))
+        agent.deliver()
+        network.carriers[0].deliver()
+
+    for count in range(200):
+        go(count)
+    assert least <= len(frames) <= most
+    go(200)
+    go(201, is_alive=False)
+    go(202, is_alive=False)
+    go(203, is_alive=False)
+    died = [wire.read_message(kind, data, bus.TO_COORDINATOR) for frame in frames[-2:] for kind, data in frame.loose]
+    assert any(isinstance(one, Standing) and not one.is_alive for one in died)
 
 
 def test_hosts_that_fall_silent_together_are_told_once_each_and_not_those_with_another_agent() -> None:
