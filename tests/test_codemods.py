@@ -10,6 +10,7 @@ import ast
 import difflib
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
@@ -222,7 +223,7 @@ def test_a_loader_gets_workers_that_live_on_over_epochs() -> None:
     assert gone == ["loader = DataLoader(data, batch_size=8, shuffle=True)"]
     assert came == ["loader = DataLoader(data, batch_size=8, shuffle=True, num_workers=2, persistent_workers=True)"]
     source = source.replace("batch_size=8", "batch_size=8, num_workers=0")
-    found = lead(source, "input_pipeline", "return decode", values={"cores": 32.0, "ranks": 8})
+    found = replace(lead(source, "input_pipeline", "return decode"), share=0.7, cores_per_rank=8.0)
     assert "num_workers=4" in changed("worker processes", source, found)[1][0]
 
 
@@ -313,6 +314,17 @@ def test_what_only_reports_is_done_every_some_steps() -> None:
     )
     source = program("tell(step, loss.item())", head=head)
     assert changed("seldom reports", source, lead(source, "host_python", "file.flush"))[1][0] == "if step % 50 == 0:"
+
+
+def test_a_function_that_a_profile_names_stands_for_the_statements_of_its_loop() -> None:
+    source = program(
+        "if rank == 0:\n    print(loss.item(), flush=True)\n    time.sleep(0.01)\nif step % 100 == 0:\n    print(step)"
+    )
+    found = lead(source, "host_python", "def main")
+    assert changed("seldom reports", source, found) == (["if rank == 0:"], ["if rank == 0 and step % 50 == 0:"])
+    source = program("print(loss.item())\nlabels = labels + 1\nprint(labels.sum())")
+    found = lead(source, "host_python", "def main")
+    assert "2 statements would fit" in refused("seldom reports", source, found)
 
 
 def test_values_that_are_made_for_a_report_alone_go_with_it() -> None:
@@ -587,7 +599,7 @@ def test_a_function_that_only_writes_is_handed_over_whole() -> None:
     near = source.replace("write({'model': model.state_dict(), 'step': step}", "write(model")
     assert "copy of states" in refused("saves behind training", near, lead(near, "checkpoint_io", "time.sleep"))
     near = source.replace("    time.sleep(0.5)\n", "    global last\n")
-    assert "no torch.save" in refused("saves behind training", near, lead(near, "checkpoint_io", "torch.save"))
+    assert "cannot be told" in refused("saves behind training", near, lead(near, "checkpoint_io", "torch.save"))
 
 
 def test_saves_written_behind_the_training_are_copies_in_order_and_raise_their_errors() -> None:
@@ -651,6 +663,14 @@ def test_all_ranks_come_to_a_collective_that_one_rank_came_to() -> None:
     assert isinstance(seen, Change)
     lines = [line.strip() for line in seen.after.splitlines()]
     assert lines[lines.index("dist.all_reduce(mean)") + 1 :][:2] == ["if rank == 0:", "print(mean)"]
+    source = program(
+        "if step % 10 == 0 and rank == 0:\n    mean = loss.detach().clone()\n    dist.all_reduce(mean)\n    print(mean)"
+    )
+    seen = outcome("collective of all ranks", source, found)
+    assert isinstance(seen, Change)
+    assert "            if step % 10 == 0:\n                mean = loss" in seen.after
+    near = source.replace("step % 10 == 0", "loss < 3")
+    assert "may differ between ranks" in refused("collective of all ranks", near, found)
     head = HEAD.replace(
         "def main",
         "def average(value):\n    total = value.detach().clone()\n    dist.all_reduce(total)\n    return total\n\n\n"

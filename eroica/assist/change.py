@@ -54,5 +54,7 @@ class Lead:
     """What the finding itself names first, then the lines of the stacks in its evidence."""
     values: Mapping[str, object] = field(default_factory=dict)
     """All values of its evidence."""
-    environment: Mapping[str, object] = field(default_factory=dict)
-    """Of the job."""
+    share: float | None = None
+    """Of the iteration that it costs; None if that is not known."""
+    cores_per_rank: float | None = None
+    """Of the host; None if that is not known."""

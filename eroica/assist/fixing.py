@@ -18,7 +18,7 @@ from eroica.assist import codemods, forge
 from eroica.assist.change import Change, Lead
 from eroica.assist.describing import Fixed, commit_message, measured, pull_request_body
 from eroica.assist.edits import refuse_big
-from eroica.assist.leads import lead_of, notes_of
+from eroica.assist.leads import common, lead_of, notes_of
 from eroica.assist.measuring import Measured, is_faster, measure, refuse_fixed_paths
 from eroica.assist.reading import Sources
 from eroica.assist.repository import Repository, Worktree, last_words
@@ -67,6 +67,10 @@ def fix(plan: Plan, say: Callable[[str], None]) -> Fixed:
     if change.after == texts[change.path]:
         raise UserError(f"the patch of {clean(change.path)} changes nothing")
     refuse_big([change], texts)
+    commit = common(plan.diagnosis).get("commit")
+    if isinstance(commit, str) and repository.has_changed(change.path, commit):
+        caution = f"{clean(change.path)} has changed since the commit that the job ran ({clean(commit, 12)})"
+        change = replace(change, caution=(*change.caution, caution))
     number = to_json(plan.diagnosis)["id"]
     fixed = Fixed(
         diagnosis=plan.diagnosis, finding=finding, codemod=codemod, change=change, branch="", diff="",

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from eroica import wording
 from eroica.assist.change import Lead, Place
 from eroica.assist.reading import Code, Function, Sources
 from eroica.findings import Diagnosis, Finding
@@ -30,7 +31,8 @@ def lead_of(finding: Finding, diagnosis: Diagnosis, sources: Sources, root: str)
     for one in told:
         values |= one.values
     places: list[Place] = []
-    for path, line, function in _named(finding, [one.text for one in told]):
+    lines = [*_named(finding, [one.text for one in told]), *_data(finding, diagnosis)]
+    for path, line, function in lines:
         found = locate(path, sources.paths, root)
         code = sources.code(found) if found is not None else None
         if found is None or code is None or not _is_in(code, line, function):
@@ -39,7 +41,30 @@ def lead_of(finding: Finding, diagnosis: Diagnosis, sources: Sources, root: str)
         if place not in places:
             places.append(place)
     name = finding.function.name if finding.function is not None else ""
-    return Lead(finding.cause, finding.scope, name, tuple(places), values, diagnosis.environment)
+    return Lead(
+        finding.cause,
+        finding.scope,
+        name,
+        tuple(places),
+        values,
+        finding.impact.share,
+        _cores_per_rank(diagnosis),
+    )
+
+
+def common(diagnosis: Diagnosis) -> Mapping[str, object]:
+    """Settings that all ranks have, by their names in the environment snapshot."""
+    told = diagnosis.environment.get("common")
+    return told if isinstance(told, Mapping) else {}
+
+
+def _cores_per_rank(diagnosis: Diagnosis) -> float | None:
+    told = common(diagnosis)
+    cores = [
+        told[name] for name in ("cpus", "affinity.cpus", "cgroup.cpus") if isinstance(told.get(name), (int, float))
+    ]
+    ranks = max((wording.count_ranks(one) for one in diagnosis.hosts.values()), default=0)
+    return min(cores) / ranks if cores and ranks else None  # type: ignore[type-var,operator]
 
 
 def notes_of(diagnosis: Diagnosis) -> list[Lead]:
@@ -65,6 +90,15 @@ def locate(path: str, paths: Sequence[str], root: str) -> str | None:
     # The path may also be the shorter one: a stack shows names of files alone.
     found = [one for one in paths if one.endswith("/" + path.lstrip("./"))]
     return found[0] if len(found) == 1 else None
+
+
+def _data(finding: Finding, diagnosis: Diagnosis) -> Iterator[tuple[str, int, str]]:
+    """Where the samples of the job's loaders are made, for a finding about input."""
+    if finding.cause == "input_pipeline":
+        for name, value in common(diagnosis).items():
+            match = _LINE.search(value) if name.endswith(".data_at") and isinstance(value, str) else None
+            if match is not None:
+                yield match[1], int(match[2]), ""
 
 
 def _named(finding: Finding, texts: Sequence[str]) -> Iterator[tuple[str, int, str]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -25,6 +26,7 @@ from eroica.untrusted import clean, escape
 MOST_FILES = 20_000
 """Files of a repository that are looked at."""
 _READ = (".py", ".sh", ".bash", ".sbatch", ".slurm", ".env", ".yaml", ".yml", "Makefile", "Dockerfile")
+_COMMIT = re.compile(r"[0-9a-f]{40,64}")
 _LAST_WORDS = 12
 """Lines of a command's output that a message quotes."""
 
@@ -85,6 +87,12 @@ class Repository:
                     with open(file, encoding="utf-8", newline="") as source:
                         found[path] = source.read()
         return found
+
+    def has_changed(self, path: str, commit: str) -> bool:
+        """The file differs from what it was in a commit of this repository; False if that is not known here."""
+        if not _COMMIT.fullmatch(commit) or self._try("cat-file", "-e", f"{commit}^{{commit}}") is None:
+            return False
+        return self._try("diff", "--quiet", commit, self.head, "--", path) is None
 
     def branch(self) -> str:
         """The branch that is checked out; "" if none is."""

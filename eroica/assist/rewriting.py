@@ -86,19 +86,18 @@ class Rewrite:
         """Put lines of code behind."""
         self._after.setdefault(self._key(statement), []).extend(self._parsed(source))
 
-    def move_before(self, statements: Sequence[ast.stmt], place: ast.stmt) -> None:
-        """Take neighbours out of their block and put them in front of `place`."""
-        nodes = [self._statement(one) for one in statements]
-        for node in nodes:
-            self._dropped.add(id(node))
-        self._before.setdefault(self._key(place), []).extend(nodes)
+    def move_before(self, statements: Sequence[ast.stmt], place: ast.stmt, header: str = "") -> None:
+        """Take neighbours out of their block and put them in front of `place`, in a block with this header."""
+        self._before.setdefault(self._key(place), []).extend(self._taken(statements, header))
 
-    def move_after(self, statements: Sequence[ast.stmt], place: ast.stmt) -> None:
+    def move_after(self, statements: Sequence[ast.stmt], place: ast.stmt, header: str = "") -> None:
         """The same, behind `place`."""
+        self._after.setdefault(self._key(place), []).extend(self._taken(statements, header))
+
+    def _taken(self, statements: Sequence[ast.stmt], header: str) -> list[cst.BaseStatement]:
         nodes = [self._statement(one) for one in statements]
-        for node in nodes:
-            self._dropped.add(id(node))
-        self._after.setdefault(self._key(place), []).extend(nodes)
+        self._dropped |= {id(node) for node in nodes}
+        return [self._wrapped(header, list(nodes))] if header else list(nodes)
 
     def replace(self, expression: ast.expr, source: str, *, bare: bool = False) -> None:
         """Put another expression in its place. `bare`: a tuple without its brackets."""

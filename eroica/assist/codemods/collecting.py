@@ -24,7 +24,7 @@ def propose(sources: Sources, lead: Lead) -> Change | Refusal:
         own = [(code, call) for code in sources.mentioning("gc") for call in _collections(code)]
         in_loops = _in_loops(sources, own)
         if in_loops:
-            here_first = {(spot.code.path, spot.statement.lineno) for spot in spots(sources, lead)}
+            here_first = {(spot.code.path, spot.statement.lineno) for group in spots(sources, lead) for spot in group}
             chosen = [one for one in in_loops if (one[0].path, one[1].lineno) in here_first] or in_loops
             if len(chosen) > 1:
                 where = ", ".join(f"{code.path}:{call.lineno}" for code, call, _ in chosen)

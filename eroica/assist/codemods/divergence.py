@@ -13,7 +13,8 @@ import ast
 from collections.abc import Iterator
 
 from eroica.assist.change import Change, Lead, Refusal
-from eroica.assist.reading import Code, Function, Sources, bindings, called, has_stars, here
+from eroica.assist.codemods.training import counter
+from eroica.assist.reading import Code, Function, Sources, bindings, called, has_stars, here, is_pure
 from eroica.assist.rewriting import Rewrite, UnfitError
 
 _COLLECTIVES = frozenset(
@@ -139,9 +140,13 @@ def _moved(code: Code, block: ast.If, call: ast.Call) -> Change | Refusal:
         isinstance(node, (ast.Return, ast.Break, ast.Continue, ast.Raise)) for one in block.body for node in here(one)
     ):
         return Refusal(f"what stands under `{test}` may leave before the call")
+    rest = _rest(code, block)
+    if isinstance(rest, Refusal):
+        return rest
+    header = f"if {rest}:" if rest else ""
     rewrite = Rewrite(code)
     if is_direct and name in _BARRIERS and index == len(block.body) - 1 and index > 0:
-        rewrite.move_after([statement], block)
+        rewrite.move_after([statement], block, header)
         what = "behind the condition: all ranks meet there when it is done"
     else:
         before = block.body[: index + 1]
@@ -151,7 +156,7 @@ def _moved(code: Code, block: ast.If, call: ast.Call) -> Change | Refusal:
         trouble = _differs(code, block, before[:-1], call, {one.id for one in own if isinstance(one, ast.Name)})
         if trouble:
             return Refusal(trouble)
-        rewrite.move_before(before, block)
+        rewrite.move_before(before, block, header)
         if len(before) == len(block.body):
             rewrite.remove(block)
         what = "in front of the condition, with the plain computations that make its input"
@@ -165,6 +170,24 @@ def _moved(code: Code, block: ast.If, call: ast.Call) -> Change | Refusal:
             f"it goes {what}",
         ),
     )
+
+
+def _rest(code: Code, block: ast.If) -> str | Refusal:
+    """The part of the condition that all ranks share: `step % 10 == 0` of `rank == 0 and step % 10 == 0`."""
+    test = block.test
+    is_and = isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And)
+    parts = test.values if isinstance(test, ast.BoolOp) and is_and else [test]
+    others = [one for one in parts if not code.is_rank_local(one)]
+    if any(isinstance(node, ast.BoolOp) for one in parts if code.is_rank_local(one) for node in ast.walk(one)):
+        return Refusal(f"`{code.source(test)}` does not part what differs between ranks from what does not")
+    loop = next(iter(code.loops(block)), None)
+    step = counter(code, loop) if loop is not None else ""
+    changing = {n.id for n in here(loop) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)} if loop else set()
+    for one in others:
+        named = {n.id for n in ast.walk(one) if isinstance(n, ast.Name)}
+        if not is_pure(one) or named & (changing - {step}):
+            return Refusal(f"`{code.source(one)}` may differ between ranks, too")
+    return " and ".join(code.source(one) for one in others)
 
 
 def _group_by_position(call: ast.Call, name: str) -> bool:

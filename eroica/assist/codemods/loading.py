@@ -10,6 +10,7 @@ living workers would not see it. `pin_memory` where a batch is copied to a CUDA 
 from __future__ import annotations
 
 import ast
+import math
 from dataclasses import dataclass
 
 from eroica.assist.change import Change, Lead, Refusal
@@ -27,9 +28,9 @@ from eroica.assist.reading import (
 )
 from eroica.assist.rewriting import Rewrite
 
-MOST_WORKERS = 4
+MOST_WORKERS = 8
 FEW_WORKERS = 2
-"""Where the cores of a rank are not known."""
+"""Less would leave one batch in the making, with no time for one that takes longer."""
 _SHARED = ("open", "connect", "File", "TarFile", "ZipFile", "mmap", "lmdb", "Lock", "Session", "Client", "socket")
 """What makes an object that forked processes must not share: a position in a file, a connection, a lock."""
 _DRAWS = ("Random", "SystemRandom", "default_rng", "RandomState", "Generator", "iter", "count", "cycle")
@@ -429,8 +430,8 @@ def _is_changed(found: _Loader) -> str:
 
 
 def _number(lead: Lead) -> int:
-    """So many workers as a rank has cores to spare."""
-    cores, ranks = lead.values.get("cores"), lead.values.get("ranks")
-    if isinstance(cores, (int, float)) and isinstance(ranks, int) and ranks > 0:
-        return max(1, min(MOST_WORKERS, int(cores // ranks)))
-    return FEW_WORKERS
+    """So many workers that batches come as fast as steps go, and one more; as far as cores are there for them."""
+    share = lead.share if lead.share is not None and 0 < lead.share < 1 else 0.5
+    wanted = math.ceil(share / (1 - share)) + 1
+    room = MOST_WORKERS if lead.cores_per_rank is None else max(int(lead.cores_per_rank), FEW_WORKERS)
+    return max(FEW_WORKERS, min(wanted, room, MOST_WORKERS))

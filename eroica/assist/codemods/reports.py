@@ -14,7 +14,7 @@ import ast
 from collections.abc import Sequence
 
 from eroica.assist.change import Change, Lead, Refusal
-from eroica.assist.codemods.training import EVERY, Spot, callers, counted, spots
+from eroica.assist.codemods.training import EVERY, Spot, callers, counted, first
 from eroica.assist.reading import (
     Code,
     Function,
@@ -26,7 +26,7 @@ from eroica.assist.reading import (
     inside,
     is_pure,
 )
-from eroica.assist.rewriting import Rewrite, UnfitError
+from eroica.assist.rewriting import Rewrite
 
 _METHODS = frozenset(
     {"info", "debug", "log", "log_metrics", "log_metric", "log_dict", "add_scalar", "add_scalars", "add_histogram",
@@ -54,16 +54,7 @@ _CLOCKS = frozenset({"time", "perf_counter", "perf_counter_ns", "monotonic", "mo
 
 def seldom(sources: Sources, lead: Lead) -> Change | Refusal:
     """Report every `EVERY` steps."""
-    reasons = []
-    for spot in spots(sources, lead):
-        try:
-            seen = _seldom(sources, spot)
-        except UnfitError as error:
-            seen = Refusal(str(error))
-        if isinstance(seen, Change):
-            return seen
-        reasons.append(f"{spot.code.path}:{spot.statement.lineno}: {seen.reason}")
-    return Refusal(reasons[0] if reasons else "the finding leads to no statement of a training loop")
+    return first(sources, lead, lambda spot: _seldom(sources, spot))
 
 
 def _seldom(sources: Sources, spot: Spot) -> Change | Refusal:
@@ -302,16 +293,7 @@ def _is_fixed(code: Code, test: ast.expr, loop: Loop) -> bool:
 
 def later(sources: Sources, lead: Lead) -> Change | Refusal:
     """Keep on the device what is read back in each step and not needed there."""
-    reasons = []
-    for spot in spots(sources, lead):
-        try:
-            seen = _later(spot)
-        except UnfitError as error:
-            seen = Refusal(str(error))
-        if isinstance(seen, Change):
-            return seen
-        reasons.append(f"{spot.code.path}:{spot.statement.lineno}: {seen.reason}")
-    return Refusal(reasons[0] if reasons else "the finding leads to no statement of a training loop")
+    return first(sources, lead, lambda spot: _later(spot))
 
 
 def _later(spot: Spot) -> Change | Refusal:
@@ -477,16 +459,7 @@ def _bracketed(code: Code, node: ast.expr) -> str:
 
 def unsynchronized(sources: Sources, lead: Lead) -> Change | Refusal:
     """Take out a wait for the device."""
-    reasons = []
-    for spot in spots(sources, lead):
-        try:
-            seen = _unsynchronized(sources, spot)
-        except UnfitError as error:
-            seen = Refusal(str(error))
-        if isinstance(seen, Change):
-            return seen
-        reasons.append(f"{spot.code.path}:{spot.statement.lineno}: {seen.reason}")
-    return Refusal(reasons[0] if reasons else "the finding leads to no statement of a training loop")
+    return first(sources, lead, lambda spot: _unsynchronized(sources, spot))
 
 
 def _waits(code: Code, statement: ast.stmt | None) -> bool:
@@ -495,14 +468,14 @@ def _waits(code: Code, statement: ast.stmt | None) -> bool:
 
 
 def _unsynchronized(sources: Sources, spot: Spot) -> Change | Refusal:
-    code = spot.code
-    statement = next((one for one in (code.at(spot.line), spot.statement) if _waits(code, one)), None)
-    if statement is None:
-        return Refusal("this is no bare wait for a device")
+    code = spot.inner
+    found = [one for one in spot.named if _waits(code, one)]
+    if len(found) != 1:
+        return Refusal("this is no bare wait for a device" if not found else "it waits several times")
+    statement = found[0]
     function = code.function(statement)
-    if function is not code.function(spot.statement) and (
-        function is None or len(callers(sources, code, function)) != 1
-    ):
+    is_called = function is not spot.code.function(spot.statement)
+    if is_called and (function is None or len(callers(sources, code, function)) != 1):
         return Refusal("the function that waits is called from elsewhere, too")
     scope = code.scope(statement)
     for node in ast.walk(scope):
@@ -533,7 +506,10 @@ def _unsynchronized(sources: Sources, spot: Spot) -> Change | Refusal:
             return Refusal(f"the condition `{code.source(parent.test)}` does something itself")
         rewrite.remove(parent)
     else:
-        for test in code.conditions(statement, spot.loop):
+        tests = [*code.conditions(statement, spot.loop)]
+        if is_called:
+            tests += spot.code.conditions(spot.statement, spot.loop)
+        for test in tests:
             if _counts(code, test):
                 return Refusal(f"it runs under `{code.source(test)}`, not in each step")
         rewrite.remove(statement)

@@ -40,14 +40,12 @@ _HARMLESS = frozenset(
 def propose(sources: Sources, lead: Lead) -> Change | Refusal:
     """Hand the save of a training loop to a thread."""
     found: dict[int, tuple[Code, ast.Call, Loop]] = {}
-    for spot in spots(sources, lead):
-        named = spot.code.at(spot.line)
-        # The line may lie in a function that the loop calls.
+    for spot in (spot for group in spots(sources, lead) for spot in group):
         calls = [n for n in here(spot.statement) if isinstance(n, ast.Call)]
+        # A function that writes is handed over as a whole; else the save in what the finding names, in the same file.
         writers = [n for n in calls if _is_writer(sources, spot.code, n)]
-        for call in writers or [
-            n for one in (spot.statement, named) if one is not None for n in _saves(spot.code, list(here(one)))
-        ]:
+        near = [*here(spot.statement), *(n for one in spot.named for n in here(one) if spot.inner is spot.code)]
+        for call in writers or _saves(spot.code, near):
             found[id(call)] = (spot.code, call, spot.loop)
     if not found:
         for code, loop in training_loops(sources):

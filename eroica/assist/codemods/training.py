@@ -7,10 +7,10 @@ the repository that it calls.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from eroica.assist.change import Lead
+from eroica.assist.change import Change, Lead, Refusal
 from eroica.assist.reading import (
     Code,
     Function,
@@ -39,23 +39,71 @@ class Spot:
     code: Code
     statement: ast.stmt
     loop: Loop
-    line: int
-    """What the finding named, if that is in this file; else the statement's own."""
+    inner: Code
+    named: tuple[ast.stmt, ...]
+    """What the finding itself names, in `inner`: the statement, or those of a function that the loop calls."""
 
 
-def spots(sources: Sources, lead: Lead) -> Iterator[Spot]:
-    """The statements of training loops that the places of a finding stand in, or are called from; likeliest first."""
+def spots(sources: Sources, lead: Lead) -> Iterator[list[Spot]]:
+    """For each place of a finding the statements of training loops that it stands for; likeliest place first.
+
+    Stacks name lines. Profiles name functions, by their first line: then each statement of the function's own training
+    loop may be meant, or all of them where the loop calls it.
+    """
     for place in lead.places:
         code = sources.code(place.path)
         statement = code.at(place.line) if code is not None else None
-        if code is not None and statement is not None:
-            yield from _upwards(sources, code, statement, place.line, _DEEPEST)
+        if code is None or statement is None:
+            continue
+        if not isinstance(statement, Function):
+            found = list(_upwards(sources, code, statement, code, (statement,), _DEEPEST))
+        else:
+            loops = [n for n in here(statement.body) if isinstance(n, Loop) and trains(sources, code, n)]
+            innermost = [n for n in loops if not any(o is not n and o in set(here(n.body)) for o in loops)]
+            found = [
+                Spot(code, one, loop, code, (one,))
+                for loop in innermost
+                for one in here(loop.body)
+                if isinstance(one, ast.stmt) and not isinstance(one, Function)
+            ]
+            if not loops:
+                body = tuple(n for n in here(statement.body) if isinstance(n, ast.stmt))
+                for other, call in callers(sources, code, statement):
+                    above = other.statement(call)
+                    if above is not None:
+                        found += _upwards(sources, other, above, code, body, _DEEPEST - 1)
+        if found:
+            yield found
 
 
-def _upwards(sources: Sources, code: Code, statement: ast.stmt, line: int, deepest: int) -> Iterator[Spot]:
+def first(sources: Sources, lead: Lead, look: Callable[[Spot], Change | Refusal]) -> Change | Refusal:
+    """The one change that a codemod makes at the places of a finding. Where a place stands for several statements, no
+    more than one may be fit: nothing tells them apart."""
+    reasons: list[str] = []
+    for group in spots(sources, lead):
+        found: dict[str, Change] = {}
+        for spot in group:
+            try:
+                seen = look(spot)
+            except UnfitError as error:
+                seen = Refusal(str(error))
+            if isinstance(seen, Change):
+                found.setdefault(seen.after, seen)
+            else:
+                reasons.append(f"{spot.code.path}:{spot.statement.lineno}: {seen.reason}")
+        if len(found) == 1:
+            return next(iter(found.values()))
+        if found:
+            return Refusal(f"{len(found)} statements would fit, and the finding does not tell them apart")
+    return Refusal(reasons[0] if reasons else "the finding leads to no statement of a training loop")
+
+
+def _upwards(
+    sources: Sources, code: Code, statement: ast.stmt, inner: Code, named: tuple[ast.stmt, ...], deepest: int
+) -> Iterator[Spot]:
     loop = next((one for one in code.loops(statement) if trains(sources, code, one)), None)
     if loop is not None:
-        yield Spot(code, statement, loop, line)
+        yield Spot(code, statement, loop, inner, named)
         return
     function = code.function(statement)
     if function is None or not deepest:
@@ -63,7 +111,7 @@ def _upwards(sources: Sources, code: Code, statement: ast.stmt, line: int, deepe
     for other, call in callers(sources, code, function):
         above = other.statement(call)
         if above is not None:
-            yield from _upwards(sources, other, above, above.lineno, deepest - 1)
+            yield from _upwards(sources, other, above, inner, named, deepest - 1)
 
 
 def callers(sources: Sources, code: Code, function: Function) -> list[tuple[Code, ast.Call]]:
