@@ -11,7 +11,7 @@ help:
 	@echo 'make demo    a real four-rank training with a planted fault, diagnosed'
 	@echo 'make test    the tests, live demos included'
 	@echo 'make test-full  all of them: every demo and hang, the report in a real browser (apt-get install chromium), and'
-	@echo '             training under transformers, accelerate, Lightning and torchdata, which it installs'
+	@echo '             training under transformers, accelerate, Lightning and torchdata, and a client of MCP, which it installs (npm)'
 	@echo 'make check   format, lint, types, layers and the quick tests, under a minute'
 	@echo 'make bench   speed, with the peers measured beside it'
 	@echo 'make evals   the catalogue of faults, live ones too, once through: evals/SCOREBOARD.md (under an hour)'
@@ -28,8 +28,13 @@ test: $(READY)
 	$(BIN)/pytest -q -m 'e2e and not full'
 
 # What needs more: a browser (apt-get install chromium), and the frameworks that people train with.
-test-full: test $(VENV)/.frameworks
+test-full: test $(VENV)/.frameworks $(VENV)/.inspector
 	$(BIN)/pytest -q -m full
+
+# A client of other people's making, for the MCP server.
+$(VENV)/.inspector: $(READY)
+	npm install --silent --no-fund --no-audit --prefix $(VENV)/inspector @modelcontextprotocol/inspector@2.12.0
+	@touch $@
 
 $(VENV)/.frameworks: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,frameworks]'

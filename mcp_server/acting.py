@@ -20,17 +20,20 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import CallToolResult, ToolAnnotations
 from pydantic import BaseModel, Field
 
+from eroica.answers import Window
 from eroica.assist import asking
 from eroica.errors import EroicaError
 from eroica.findings import Finding
 from eroica.untrusted import clean
 from mcp_server import code, reading
-from mcp_server.answers import DEFAULT_TOKENS, Answer, Tokens, fitted
+from mcp_server.answers import DEFAULT_TOKENS, MOST_TOKENS, Answer, Tokens, fitted
 from mcp_server.reader import Id, Name, Reader, Setup
 from mcp_server.sources import WAIT_S, Diagnosed, Made, diagnosed, identity, stamp_of, standing
 from mcp_server.work import State, Work
 
 SCOPE = "act"
+FixTokens = Annotated[int, Field(ge=1_500, le=MOST_TOKENS, description="length of the answer at most, in tokens")]
+"""How to go about a fix is not cut."""
 AROUND = 6
 """Lines on each side; get_source shows more."""
 Action = Literal["start", "poll", "cancel"]
@@ -52,6 +55,16 @@ class TaskAnswer(Answer):
     task: str
     state: str
     far: str
+    diagnosis: str
+
+
+class WindowAnswer(Answer):
+    """Answer of trigger_profile."""
+
+    job: str
+    window: str
+    state: str
+    why: str
     diagnosis: str
 
 
@@ -90,8 +103,63 @@ def confirmed(ctx: Context, question: str) -> Confirmation | Elicit[Confirmation
 
 def add(server: MCPServer, reader: Reader, made: Made, setup: Setup) -> None:
     """Register them."""
+    _add_profiling(server, reader, setup)
     _add_diagnosing(server, reader, made, setup)
     _add_fixing(server, reader, setup)
+
+
+NO_COORDINATOR = (
+    "there is no running coordinator to ask; start eroica-mcp with the URL of one (eroica serve), or with its "
+    "token file"
+)
+
+
+def _add_profiling(server: MCPServer, reader: Reader, setup: Setup) -> None:
+    windows = setup.windows
+
+    async def ask(job: str, action: Action, ctx: Context) -> Confirmation | Elicit[Confirmation]:
+        may_act()
+        if windows is None:
+            raise ToolError(NO_COORDINATOR)
+        if action != "start" or windows.is_under_way(job):
+            return Confirmation(go_ahead=True)
+        return confirmed(ctx, f"Capture all ranks of {clean(job, 80)} now? It costs the job a few per cent meanwhile.")
+
+    @server.tool(annotations=_STARTS)
+    async def trigger_profile(
+        job: Annotated[str, Field(max_length=200, description="a running job, as list_jobs shows it")],
+        confirmation: Annotated[Confirmation, Resolve(ask)],
+        action: Action = "start",
+        tokens: Tokens = DEFAULT_TOKENS,
+    ) -> Annotated[CallToolResult, WindowAnswer]:
+        """Has all ranks of a running job captured for some iterations and diagnosed. Start it, then poll.
+
+        action: start (again: the same window while it is under way), poll, or cancel.
+        """
+        may_act()
+        if windows is None:
+            raise ToolError(NO_COORDINATOR)
+        if not confirmation.go_ahead:
+            raise ToolError("the user did not agree; nothing was started")
+        if action == "start":
+            window: Window | None = await reader.run(windows.start, job)
+        else:
+            window = await reader.run(windows.look if action == "poll" else windows.cancel, job)
+        if window is None:
+            raise ToolError(f"no window was asked for of {clean(job, 80)!r}; action='start' asks for one")
+        id = clean(window.incident or "", 40)
+        following = [f"get_diagnosis(id='{id}')"] if id else []
+        if not window.is_over:
+            following = [f"trigger_profile(job='{clean(job, 80)}', action='poll') in some seconds"]
+        answer = WindowAnswer(
+            job=clean(job, 80),
+            window=clean(window.id, 40),
+            state=clean(window.state, 20),
+            why=clean(window.why, 400),
+            diagnosis=id,
+            next=following,
+        )
+        return fitted(answer, tokens)
 
 
 class _Runs:
@@ -197,7 +265,7 @@ def _add_fixing(server: MCPServer, reader: Reader, setup: Setup) -> None:
         id: Id = "latest",
         finding: Name = "F1",
         style: Annotated[Style, Field(description="for whom the request is")] = "claude",
-        tokens: Tokens = DEFAULT_TOKENS,
+        tokens: FixTokens = DEFAULT_TOKENS,
     ) -> Annotated[CallToolResult, FixAnswer]:
         """Gives what is needed to change the code behind a finding: advice, evidence, the lines, and how to do it.
 

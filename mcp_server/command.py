@@ -14,11 +14,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from eroica.client import find_client
 from eroica.errors import EroicaError, UserError
 from eroica.untrusted import escape
+from mcp_server.coordinator import CoordinatorSource
 from mcp_server.reader import Setup
 from mcp_server.server import build
-from mcp_server.sources import Diagnosed, DiagnosisFolder, Source, TraceFolder, holds_diagnoses
+from mcp_server.sources import Diagnosed, DiagnosisFolder, Nameless, Source, TraceFolder, holds_diagnoses
 from mcp_server.work import Works
 
 
@@ -52,7 +54,8 @@ def _parser() -> argparse.ArgumentParser:
         nargs="?",
         default=".",
         metavar="PATH|URL",
-        help="a folder of diagnoses, as eroica run --out writes it, or of profiler traces (default: this one)",
+        help="a folder of diagnoses, as eroica run --out writes it, or of profiler traces (default: this one); or a "
+        "running coordinator: the file of its token, or its URL, with the token in EROICA_TOKEN",
     )
     parser.add_argument(
         "--source",
@@ -75,6 +78,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="with --allow-act: traces below this folder may be diagnosed; again for more (default: PATH)",
     )
+    parser.add_argument(
+        "--hide-names",
+        action="store_true",
+        help="give hosts, users and addresses other names, the same in all answers; job names and functions stay",
+    )
     parser.add_argument("--jobs", type=_count, default=0, metavar="N", help="processes that read traces (one per core)")
     parser.add_argument(
         "--http",
@@ -93,8 +101,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _setup(options: argparse.Namespace) -> Setup:
     works: Works[Diagnosed] = Works()
-    if "://" in options.path:
-        source: Source = _coordinator(options.path)
+    windows = None
+    source: Source
+    if "://" in options.path or os.path.isfile(options.path):
+        source = coordinator = _coordinator(options.path)
+        windows = coordinator.windows
         traces = list(options.traces)
     else:
         folder = Path(options.path).absolute()
@@ -105,7 +116,9 @@ def _setup(options: argparse.Namespace) -> Setup:
     for one in (*(options.source or ()), *options.traces):
         if not one.is_dir():
             raise UserError(f"{one} is no folder; --source and --traces allow what lies below a folder")
-    setup = Setup(source=source, works=works, allow_act=options.allow_act, num_processes=options.jobs)
+    if options.hide_names:
+        source = Nameless(source)
+    setup = Setup(source=source, works=works, windows=windows, allow_act=options.allow_act, num_processes=options.jobs)
     sources = tuple(options.source) if options.source else _default_sources()
     return replace(setup, sources=sources, traces=tuple(traces) if options.allow_act else ())
 
@@ -124,8 +137,11 @@ def _folder(folder: Path, works: Works[Diagnosed], num_processes: int) -> Source
     return DiagnosisFolder(folder)
 
 
-def _coordinator(url: str) -> Source:
-    raise UserError(f"{url} cannot be asked by this version; name a folder of diagnoses or of traces")
+def _coordinator(named: str) -> CoordinatorSource:
+    """The coordinator of a URL, with its token in EROICA_TOKEN, or of a token file."""
+    if "@" in named:
+        raise UserError("all users of a host can read command lines; put the token into EROICA_TOKEN")
+    return CoordinatorSource(find_client(os.environ, named))
 
 
 def _default_sources() -> tuple[Path, ...]:

@@ -19,6 +19,7 @@ from eroica.errors import EroicaError
 from eroica.findings import Diagnosis
 from eroica.untrusted import clean
 from mcp_server import reading
+from mcp_server.coordinator import Windows
 from mcp_server.sources import Diagnosed, Source
 from mcp_server.work import Works
 
@@ -45,6 +46,8 @@ class Setup:
     """Folders whose source code may be shown."""
     traces: tuple[Path, ...] = ()
     """Folders below which traces may be diagnosed."""
+    windows: Windows | None = None
+    """Of a running coordinator; None: there is none."""
     allow_act: bool = False
     num_processes: int = 0
     """For reading traces; 0: one per core."""
@@ -71,7 +74,9 @@ class Reader:
             )
         except EroicaError as error:
             raise ToolError(clean(error, 600)) from None
+        except OSError as error:  # a folder that went away meanwhile
+            raise ToolError(f"{clean(error.filename or 'a file', 300)}: {error.strerror or error}") from None
 
     async def one(self, id: str) -> Diagnosis:
         """The diagnosis that is meant."""
-        return reading.by_id(await self.run(self.source.diagnoses), id)
+        return await self.run(reading.chosen, self.source, id)

@@ -7,7 +7,7 @@ decided in `eroica.diagnosis`. Lists are whole or bounded by a page; the cut to 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -20,7 +20,7 @@ from eroica.findings import Detail, Diagnosis, Evidence, Finding
 from eroica.untrusted import clean, clean_values
 from mcp_server.answers import Answer, Page, Row
 from mcp_server.code import Excerpt
-from mcp_server.sources import Seen, identity
+from mcp_server.sources import Seen, Source, identity
 
 PAGE = 60
 """Entries of a list that are prepared at most; a budget cuts it further."""
@@ -535,6 +535,7 @@ class Stacks(Answer):
     places: list[Place]
 
 
+_ID = re.compile(r"[0-9a-f]{12}")
 _MERGED = re.compile(r"([\d,-]+): (.*)", re.S)
 
 
@@ -584,6 +585,7 @@ class IncidentRow(Row):
     verdict: str
     seen_before: int
     last_seen: str
+    confirmed: str
     diagnosis_kept: bool
 
 
@@ -625,6 +627,7 @@ def incidents(
             verdict=clean(one.summary, 160),
             seen_before=times,
             last_seen=clean(last, 40),
+            confirmed=clean(one.confirmed, 160),
             diagnosis_kept=one.is_kept,
         )
         for one, times, last in wanted[page.first : page.first + PAGE]
@@ -688,10 +691,13 @@ def code_lines(excerpt: Excerpt) -> list[CodeLine]:
 # ---- what is meant
 
 
-def by_id(found: Iterable[Diagnosis], id: str) -> Diagnosis:
-    """The diagnosis whose id begins so; the newest for "latest". Raises ToolError."""
-    diagnoses = list(found)
+def chosen(source: Source, id: str) -> Diagnosis:
+    """The diagnosis whose id begins so; the newest for "latest". Raises ToolError, EroicaError."""
+    diagnoses = source.diagnoses()
     matching = diagnoses[:1] if id == "latest" else [one for one in diagnoses if id and identity(one).startswith(id)]
+    if not matching and _ID.fullmatch(id):
+        older = source.one(id)
+        matching = [older] if older is not None else []
     if not matching and id == "latest":
         raise ToolError(f"there is no diagnosis yet. {HOW_TO_START}")
     if not matching:

@@ -218,7 +218,7 @@ def _add_resources(server: MCPServer, reader: Reader) -> None:
     @server.resource(notices.DIAGNOSES + "/{id}", name="diagnosis", description="one diagnosis, with its evidence")
     async def diagnosis(id: str) -> str:
         def ask() -> tuple[Answer, Page | None]:
-            one = reading.by_id(source.diagnoses(), id)
+            one = reading.chosen(source, id)
             return reading.diagnosis(one, source.detail(identity(one))), None
 
         return await read(ask)
@@ -243,7 +243,7 @@ def _add_prompts(server: MCPServer, reader: Reader, setup: Setup) -> None:
     @server.prompt(description="Change the code behind a finding")
     async def fix(id: str = "latest", finding: str = "F1") -> str:
         def ask() -> str:
-            one = reading.by_id(source.diagnoses(), id)
+            one = reading.chosen(source, id)
             found = reading.find(one, finding)
             try:
                 excerpt = code.excerpt(reading.place_of(found), setup.sources)
@@ -257,8 +257,7 @@ def _add_prompts(server: MCPServer, reader: Reader, setup: Setup) -> None:
     @server.prompt(description="Write down what happened, for those who were not there")
     async def postmortem(id: str = "latest") -> str:
         def ask() -> str:
-            all_of_them = source.diagnoses()
-            one = reading.by_id(all_of_them, id)
-            return asking.postmortem(one, [other for other in all_of_them if other.job == one.job])
+            one = reading.chosen(source, id)
+            return asking.postmortem(one, [other for other in source.diagnoses() if other.job == one.job])
 
         return await asked(ask)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from eroica.assist.hiding import Names, hide, hide_detail
 from eroica.errors import DataError, UnavailableError
 from eroica.findings import Detail, Diagnosis, from_json, to_json
 from mcp_server.work import State, Work, Works
@@ -50,9 +51,12 @@ class Seen:
     ranks: str
     summary: str
     place: str
-    """Function or line of its first finding; "" if it has none, or only the history has it."""
+    """Function or line of its first finding, or the fingerprint that a coordinator gave it; "" if it has none, or only
+    the history has it."""
     is_kept: bool
     """The diagnosis itself can still be had."""
+    confirmed: str = ""
+    """What a person found to be the cause; "" if nobody said."""
 
 
 class Source(Protocol):
@@ -63,6 +67,10 @@ class Source(Protocol):
 
     def diagnoses(self) -> list[Diagnosis]:
         """Those that can be had, newest first, each with its id. Raises EroicaError."""
+        ...
+
+    def one(self, id: str) -> Diagnosis | None:
+        """The diagnosis of exactly that id if `diagnoses` may have left it out, else None. Raises EroicaError."""
         ...
 
     def detail(self, id: str) -> Detail | None:
@@ -146,6 +154,10 @@ class DiagnosisFolder:
                     found.append(entry[1])
         return sorted(found, key=lambda item: item.created, reverse=True)
 
+    def one(self, id: str) -> Diagnosis | None:
+        """See `Source`: none is left out."""
+        return None
+
     def detail(self, id: str) -> Detail | None:
         """See `Source`: the files hold none."""
         return None
@@ -222,6 +234,10 @@ class TraceFolder:
         """See `Source`. Raises UnavailableError while traces are read, DataError or UserError if none can be."""
         return [self._diagnosed()[0]]
 
+    def one(self, id: str) -> Diagnosis | None:
+        """See `Source`: none is left out."""
+        return None
+
     def detail(self, id: str) -> Detail | None:
         """See `Source`."""
         diagnosis, detail = self._diagnosed()
@@ -297,6 +313,10 @@ class Made:
         with self._lock:
             return sorted((one for one, _ in self._made.values()), key=lambda item: item.created, reverse=True)
 
+    def one(self, id: str) -> Diagnosis | None:
+        """See `Source`: none is left out."""
+        return None
+
     def detail(self, id: str) -> Detail | None:
         """See `Source`."""
         with self._lock:
@@ -332,6 +352,10 @@ class Several:
                 found.setdefault((identity(diagnosis), diagnosis.created), diagnosis)
         return sorted(found.values(), key=lambda item: item.created, reverse=True)
 
+    def one(self, id: str) -> Diagnosis | None:
+        """See `Source`."""
+        return next((found for source in self._sources if (found := source.one(id)) is not None), None)
+
     def detail(self, id: str) -> Detail | None:
         """See `Source`."""
         return next((found for source in self._sources if (found := source.detail(id)) is not None), None)
@@ -355,6 +379,53 @@ class Several:
     def version(self) -> str:
         """See `Source`."""
         return "-".join(source.version() for source in self._sources)
+
+
+class Nameless:
+    """A source whose hosts and users go by other names, the same ones in all of its answers."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._names = Names()
+        self.what = self._names.text(source.what)
+
+    def diagnoses(self) -> list[Diagnosis]:
+        """See `Source`."""
+        return [hide(one, self._names) for one in self._source.diagnoses()]
+
+    def one(self, id: str) -> Diagnosis | None:
+        """See `Source`."""
+        found = self._source.one(id)
+        return hide(found, self._names) if found is not None else None
+
+    def detail(self, id: str) -> Detail | None:
+        """See `Source`."""
+        found = self._source.detail(id)
+        return hide_detail(found, self._names) if found is not None else None
+
+    def incidents(self) -> list[Seen]:
+        """See `Source`."""
+        self.diagnoses()  # so that their hosts are known
+        text = self._names.text
+        return [
+            replace(
+                one,
+                job=text(one.job),
+                summary=text(one.summary),
+                place=text(one.place),
+                confirmed=text(one.confirmed),
+            )
+            for one in self._source.incidents()
+        ]
+
+    def jobs(self) -> Mapping[str, Sequence[str]]:
+        """See `Source`."""
+        text = self._names.text
+        return {text(job): [text(line) for line in lines] for job, lines in self._source.jobs().items()}
+
+    def version(self) -> str:
+        """See `Source`."""
+        return self._source.version()
 
 
 def holds_diagnoses(root: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import anyio
 import pytest
-from mcp import Client
+from mcp import Client, StdioServerParameters
 from mcp.client.context import ClientRequestContext
 from mcp.types import CallToolResult, ElicitRequestParams, ElicitResult
 
@@ -88,6 +89,11 @@ def test_the_user_is_asked_first_where_the_client_can_ask(
     assert "run7" in asked[0]
     assert result.is_error is not is_started, text_of(result)
     assert bool(setup.works.all()) is is_started
+
+
+def test_without_a_coordinator_a_profile_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    said = refused(over(tmp_path, allow_act=True), "trigger_profile", job="waves")
+    assert "there is no running coordinator to ask" in said
 
 
 def test_a_work_is_given_up_at_its_next_step_and_its_key_starts_anew() -> None:
@@ -188,7 +194,9 @@ def test_source_is_shown_only_of_code_below_allowed_folders(tmp_path: Path) -> N
     assert "check that it is the same file" in found.note
     for location in (
         f"{outside}/data.py:1", "../outside/train/data.py:1", "train/link.py:1", "train/named.py:1", ".env:1",
-        "notes.txt:1", "/etc/passwd:1", "/venv/site-packages/train/data.py:1", "/usr/lib/os.py:1", ".hidden/train/data.py:1", "train/pipe.py:1", "x.py:1",
+        "notes.txt:1", "/etc/passwd:1",
+        "/venv/site-packages/train/data.py:1", "/usr/lib/os.py:1", ".hidden/train/data.py:1", "train/pipe.py:1",
+        "x.py:1",
         "train/data.py:99", "train/data.py:0", "train/data.py", "", "a\0.py:1", f"{'a/' * 600}b.py:1",
     ):  # fmt: skip
         with pytest.raises(UserError):
@@ -229,3 +237,15 @@ def test_many_who_start_the_same_at_once_start_it_once(tmp_path: Path) -> None:
     assert len(ids) == 20
     assert len(set(ids)) == 1
     assert len(setup.works.all()) == 1
+
+
+@pytest.mark.slow
+def test_traces_are_read_by_several_processes_and_nothing_of_theirs_gets_into_the_protocol(tmp_path: Path) -> None:
+    small_job(tmp_path)
+    server = StdioServerParameters(command=sys.executable, args=["-m", "mcp_server", str(tmp_path), "--jobs", "2"])
+
+    async def talk() -> str:
+        async with Client(server) as client:
+            return text_of(await client.call_tool("get_diagnosis", {}))
+
+    assert "cause input_pipeline" in anyio.run(talk)

@@ -26,7 +26,7 @@ READING = {
     "list_jobs", "job_status", "get_diagnosis", "explain_finding", "compare_workers", "get_collectives", "get_stacks",
     "get_source", "list_incidents",
 }  # fmt: skip
-ACTING = {"diagnose_traces", "suggest_fix"}
+ACTING = {"trigger_profile", "diagnose_traces", "suggest_fix"}
 
 
 def test_tools_that_act_are_there_only_where_they_are_allowed_and_all_say_what_they_do(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ class Site:
 
 
 @contextmanager
-def _site(root: Path, *options: str) -> Iterator[Site]:
+def running(root: Path, *options: str) -> Iterator[Site]:
     """A server of its own process, over the folder `out` in `root`."""
     tokens = root / "tokens"
     command = [sys.executable, "-m", "mcp_server", str(root / "out"), "--http", "0", "--tokens", str(tokens), *options]
@@ -98,7 +98,7 @@ def test_a_token_is_needed_and_its_scope_decides(tmp_path: Path) -> None:
                 result = await client.call_tool("diagnose_traces", {"path": "run7"})
                 assert not result.is_error, text_of(result)
 
-    with _site(tmp_path, "--allow-act", "--jobs", "1") as site:
+    with running(tmp_path, "--allow-act", "--jobs", "1") as site:
         anyio.run(talk, site)
         site.process.send_signal(signal.SIGINT)
         assert site.out.read() == ""
@@ -121,7 +121,7 @@ def test_fifty_calls_at_once_and_one_that_is_given_up_hang_nothing(tmp_path: Pat
                     await client.call_tool("list_incidents", {})
                 await one()
 
-    with _site(tmp_path) as site:
+    with running(tmp_path) as site:
         anyio.run(talk, site)
 
 

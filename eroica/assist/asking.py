@@ -36,7 +36,7 @@ def count_tokens(text: str) -> int:
 
 
 def triage(diagnoses: Sequence[Diagnosis], question: str = "") -> str:
-    """Find out what is wrong with a job, by the tools. `diagnoses`: newest first."""
+    """Find out what is wrong with a job, by the tools. `diagnoses`: newest first; `question`: the user's own words."""
     lines = [
         f"{clean(_id(one), 40)}  {clean(one.created, 40)}  {clean(one.job, 80) or 'job without a name'}  "
         f"{wording.headline(one)}"
@@ -47,8 +47,7 @@ def triage(diagnoses: Sequence[Diagnosis], question: str = "") -> str:
     data = [fence(lines, "DIAGNOSES")] if lines else []
     if diagnoses:
         data.append(prompt_data(diagnoses[0], max_chars=DATA_CHARS))
-    asked = fence([clean(question, 400)], "QUESTION") if question else ""
-    return render("triage.md.j2", data="\n\n".join(data), question=asked)
+    return render("triage.md.j2", data="\n\n".join(data), question=clean(question, 400))
 
 
 def fix(one: Diagnosis, finding: Finding, *, file: str = "", lines: Sequence[str] = (), style: str = "claude") -> str:

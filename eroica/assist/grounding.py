@@ -41,7 +41,8 @@ _SUFFIXES = {"_s": ("s", 1.0), "_ms": ("s", 1e-3), "_us": ("s", 1e-6), "_ns": ("
 
 _UNIT = "|".join(sorted((re.escape(unit) for unit in _UNITS if unit), key=len, reverse=True))
 _NUMBER = re.compile(
-    rf"(?<![\w.])(?P<number>(?:\d{{1,3}}(?:,\d{{3}})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d{{1,3}})?)(?:\s?(?P<unit>{_UNIT}))?(?![\w%])"
+    r"(?<![\w.])(?P<number>(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,3})?)"
+    rf"(?:\s?(?P<unit>{_UNIT}))?(?![\w%])"
 )
 _RANKS = re.compile(
     r"\b[Rr]anks?\s+(?P<ranks>\d{1,9}(?:\s?[-–]\s?\d{1,9})?(?:\s?(?:,|and|&)\s?\d{1,9}(?:\s?[-–]\s?\d{1,9})?)*)"

@@ -1,0 +1,142 @@
+"""The MCP server over a running coordinator: what it tells, windows that are asked for, and one that is dead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import anyio
+import numpy as np
+import pytest
+from mcp import Client
+from mcp.types import CallToolResult
+
+from eroica.errors import DataError
+from eroica.findings import detail_to_json
+from eroica.guard import Limits, Rate, Web
+from mcp_server.coordinator import CoordinatorSource, detail_from
+from mcp_server.reader import Setup
+from tests import samples
+from tests.mcp_talk import ask, text_of
+from tests.site import JOB, Site
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    fast = Rate(1e6, 1e6)
+    made = Site(tmp_path, web=Web(limits=Limits(reads=fast, acts=fast))).start()
+    yield made
+    made.close()
+
+
+def _setup(site: Site, token: str = "act") -> Setup:
+    # Each look at the clock is minutes after the one before: no list is good any more.
+    source = CoordinatorSource(site.client(token), count(0.0, 100.0).__next__)
+    return Setup(source=source, windows=source.windows, allow_act=True)
+
+
+async def _record(client: Client, tool: str, **arguments: Any) -> dict[str, Any]:
+    result = await client.call_tool(tool, arguments)
+    assert not result.is_error, text_of(result)
+    record = result.structured_content
+    assert isinstance(record, dict)
+    return record
+
+
+async def _profiled(client: Client) -> dict[str, Any]:
+    """A window from its start to its end."""
+    record = await _record(client, "trigger_profile", job=JOB)
+    with anyio.fail_after(30):
+        while record["state"] not in ("done", "failed", "cancelled"):
+            await anyio.sleep(0.02)
+            record = await _record(client, "trigger_profile", job=JOB, action="poll")
+    return record
+
+
+def test_a_running_job_is_profiled_and_its_diagnosis_told_with_the_numbers_of_its_ranks(site: Site) -> None:
+    async def question(client: Client) -> None:
+        (job,) = (await _record(client, "list_jobs"))["jobs"]
+        assert job["standing"][0] == "running: 8 of 8 ranks on 2 hosts, 117 iterations"
+        window = await _profiled(client)
+        assert window["state"] == "done"
+        site.kept()
+        diagnosis = await _record(client, "get_diagnosis", id=window["diagnosis"])
+        assert diagnosis["verdict"].startswith("rank 5: input pipeline in __getitem__")
+        workers = await _record(client, "compare_workers", id=window["diagnosis"])
+        assert any(row["ranks"] == "5" and row["in_a_finding"] for row in workers["workers"])
+        status = await _record(client, "job_status", job=JOB)
+        assert [row["id"] for row in status["diagnoses"]] == [window["diagnosis"]]
+        site.client().confirm(window["diagnosis"], "checkpoint_io", "the NFS server")
+        again = await _profiled(client)
+        site.kept()
+        incidents = (await _record(client, "list_incidents"))["incidents"]
+        assert [row["seen_before"] for row in incidents] == [1, 0]
+        assert incidents[1]["confirmed"] == "checkpoint_io: the NFS server"
+        assert incidents[0]["id"] == again["diagnosis"]
+
+    ask(_setup(site), question)
+
+
+def test_asking_again_gives_the_window_that_is_under_way_and_it_can_be_left(site: Site) -> None:
+    for agent in site.agents:
+        agent.is_quiet = True
+
+    async def question(client: Client) -> None:
+        windows = [await _record(client, "trigger_profile", job=JOB) for _ in range(3)]
+        assert len({window["window"] for window in windows}) == 1
+        left = await _record(client, "trigger_profile", job=JOB, action="cancel")
+        assert left["state"] == "cancelled"
+        other = await _record(client, "trigger_profile", job=JOB)
+        assert other["window"] != windows[0]["window"]
+
+    ask(_setup(site), question)
+
+
+def test_a_token_that_may_only_read_starts_nothing(site: Site) -> None:
+    async def question(client: Client) -> CallToolResult:
+        return await client.call_tool("trigger_profile", {"job": JOB})
+
+    result = ask(_setup(site, "read"), question)
+    assert result.is_error
+    assert "act" in text_of(result)
+
+
+def test_an_unknown_job_is_the_coordinators_own_sentence(site: Site) -> None:
+    async def question(client: Client) -> CallToolResult:
+        return await client.call_tool("trigger_profile", {"job": "tides"})
+
+    assert "no job tides is running here" in text_of(ask(_setup(site), question))
+
+
+def test_a_dead_coordinator_is_a_sentence_and_no_hang(site: Site) -> None:
+    setup = _setup(site)
+    url = site.client().url
+    site.server.close()
+
+    async def question(client: Client) -> list[str]:
+        said = []
+        with anyio.fail_after(30):
+            for tool in ("list_jobs", "get_diagnosis", "list_incidents"):
+                result = await client.call_tool(tool, {})
+                assert result.is_error
+                said.append(text_of(result))
+        return said
+
+    for text in ask(setup, question):
+        assert f"nobody answers at {url}" in text
+
+
+def test_numbers_come_back_from_their_json_as_they_were() -> None:
+    for _, detail in (samples.slow_input(), samples.partial(), samples.rotating_gc()):
+        plain = detail_to_json(detail)
+        again = detail_from(plain)
+        assert again.functions == detail.functions
+        assert again.group_ranks == detail.group_ranks
+        np.testing.assert_allclose(again.beta, detail.beta, rtol=1e-5)
+        np.testing.assert_allclose(again.transfer_s, detail.transfer_s, rtol=1e-5)
+        assert again.own_by_step_s.shape == detail.own_by_step_s.shape
+        for name in ("ranks", "beta", "hosts", "groups"):
+            with pytest.raises(DataError):
+                detail_from({**plain, name: [["x"]]})
