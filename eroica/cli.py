@@ -1,5 +1,5 @@
-"""The command line: `eroica run`, `serve`, `agent`, `diagnose`, `show`, `compare`, `fix`, `mcp`, `doctor` and `demo`, and
-what asks a running coordinator (`remote`).
+"""The command line: `eroica run`, `serve`, `agent`, `diagnose`, `show`, `compare`, `fix`, `mcp`, `doctor` and `demo`,
+and what asks a running coordinator (`remote`).
 
 It turns arguments into calls, and results and errors into text and exit statuses; no other module prints or exits.
 stdout holds results only; progress and messages go to stderr, progress only on a terminal. What a command needs is

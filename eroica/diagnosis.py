@@ -337,8 +337,8 @@ def _iso(ns: int | None) -> str | None:
 
 
 def _is_by_the_way(common: Excess, moving: Excess) -> bool:
-    """What moves over the ranks hits them all in some steps, by chance; and a step in which they all stay in some Python
-    for longer is no second fault beside what moves and costs more: it counts because long steps recur, and they do."""
+    """What moves over the ranks hits them all in some steps, by chance. And a step in which they all stay in Python for
+    long is no second fault beside what moves and costs more: it counts because long steps recur, and they do."""
     is_vague = common.activity == Activity.PYTHON and common.seconds < moving.seconds / 2
     return common.activity == moving.activity or is_vague
 

@@ -182,7 +182,7 @@ def test_the_bus_ends_with_a_coordinator_that_is_killed_and_comes_back_if_it_is_
 
 @contextmanager
 def two_hosts() -> Iterator[tuple[list[str], list[str]]]:
-    """Network namespaces, joined by a wire, as 10.77.0.1 and 10.77.0.2: what to put before a command to be run there."""
+    """Network namespaces, joined by a wire, as 10.77.0.1 and .2: what to put before a command to be run there."""
     names = [f"eroica-{os.getpid()}-{end}" for end in "ab"]
 
     def ip(*words: str) -> None:
