@@ -188,12 +188,14 @@ def test_jobs_that_train_or_come_late_but_move_are_not_hung(tmp_path: Path) -> N
         assert job.explained() is None
 
 
+@pytest.mark.full
 def test_a_job_that_shuts_down_is_not_hung(tmp_path: Path) -> None:
     with _job(tmp_path, "teardown", size=2) as job:
         job.wait(lambda views: [v.state for v in views][1:] == ["ended"] and (views[0].silent_s or 0) > LIMIT_S)
         assert job.explained() is None
 
 
+@pytest.mark.full
 def test_show_says_on_top_why_a_job_stands_still(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with _job(tmp_path, "missing", size=2) as job:
         job.wait(lambda views: all(view.silent_s is not None and view.silent_s > 11 for view in views))

@@ -135,6 +135,7 @@ def test_a_rank_that_is_killed_is_a_crash_and_the_status_is_the_launchers(tmp_pa
     assert leftovers(tmp_path) == []
 
 
+@pytest.mark.full
 @pytest.mark.e2e
 def test_an_exception_on_one_rank_is_told_as_such(tmp_path: Path) -> None:
     ended = run(job("300", "raises", "60", "0"), tmp_path)
@@ -144,6 +145,7 @@ def test_an_exception_on_one_rank_is_told_as_such(tmp_path: Path) -> None:
     assert "the shard is gone" in json.dumps(found)
 
 
+@pytest.mark.full
 @pytest.mark.e2e
 def test_a_rank_that_exits_early_is_named_and_not_the_one_it_left_alone(tmp_path: Path) -> None:
     ended = run(job("300", "exits", "60", "1"), tmp_path)
@@ -152,6 +154,7 @@ def test_a_rank_that_exits_early_is_named_and_not_the_one_it_left_alone(tmp_path
     assert (found["kind"], found["verdict"]["ranks"]) == ("crash", "1") and "after step 60" in ended.stderr
 
 
+@pytest.mark.full
 @pytest.mark.e2e
 def test_ranks_that_leave_by_an_immediate_exit_have_not_crashed(tmp_path: Path) -> None:
     ended = run(job("300", "quits", "60", "0"), tmp_path)
@@ -172,7 +175,9 @@ def started(command: Sequence[str], home: Path) -> subprocess.Popen[str]:
 
 
 @pytest.mark.e2e
-@pytest.mark.parametrize("whom", ["launcher", "ranks", "group"])
+@pytest.mark.parametrize(
+    "whom", ["launcher", *(pytest.param(whom, marks=pytest.mark.full) for whom in ("ranks", "group"))]
+)
 def test_a_job_that_is_told_to_end_by_anybody_is_no_crash(tmp_path: Path, whom: str) -> None:
     process = started(job("3000"), tmp_path)
     wait_for(lambda: bool(readers_of(process.pid)), "a reader of the baseline")
