@@ -57,6 +57,11 @@ def is_follower(view: RankView) -> bool:
     return bool(view.exception) and not _is_workers(view) and bool(_FOLLOWS.search(view.exception))
 
 
+def has_given_up(view: RankView) -> bool:
+    """It left since somebody did not come for too long: while the job was up, so nobody had ended it."""
+    return is_follower(view) and _GAVE_UP.search(view.exception) is not None
+
+
 def _is_workers(view: RankView) -> bool:
     """It left because a worker process of its own had gone."""
     is_lost = _FOLLOWS.search(view.exception) is not None and _LOCAL.search(view.exception_at) is not None
@@ -134,7 +139,7 @@ def departures(views: Mapping[int, RankView], doings: Mapping[int, Doing], graph
 def _were_given_up(died: Mapping[int, RankView], raised: Mapping[int, RankView]) -> bool:
     """The others' patience came to its end first, and whoever runs the job then ended those that were left."""
     were_ended = all(view.exit_status in ENDED_BY_OTHERS for view in died.values())
-    return were_ended and any(_GAVE_UP.search(view.exception) for view in raised.values())
+    return were_ended and any(has_given_up(view) for view in raised.values())
 
 
 def _exceptions(first: Mapping[int, RankView], views: Mapping[int, RankView]) -> list[Suspect]:

@@ -23,7 +23,7 @@ from eroica.coordinator import GONE, Coordinator, Look, Policy, Window, missing_
 from eroica.degradation import Change, Limits, Trigger
 from eroica.diagnosis import diagnose_in_detail
 from eroica.findings import Detail, Diagnosis, Verdict, to_json
-from eroica.gone import ENDED_BY_OTHERS, is_follower
+from eroica.gone import ENDED_BY_OTHERS, has_given_up, is_follower
 from eroica.job import format_ranks, parse_ranks
 from eroica.pace import EFFECT
 from eroica.pattern import Stacked, stack
@@ -348,7 +348,7 @@ def _were_ended(look: Look) -> bool:
     """
     views = list(look.views.values())
     dead = [view for view in views if view.state == "died" and not view.exception]
-    if not dead or any(view.exception and not is_follower(view) for view in views):
+    if not dead or any(has_given_up(view) or (view.exception and not is_follower(view)) for view in views):
         return False
     return all(view.exit_status in ENDED_BY_OTHERS for view in dead) or (
         len(dead) == len(views) > 1 and all(view.exit_status in (None, *ENDED_BY_OTHERS) for view in dead)
