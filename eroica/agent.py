@@ -710,7 +710,11 @@ def history_of(
             for record in spans
             if record.begin_ns >= since_ns
         )
-        + tuple(replace(span, start_ns=span.start_ns + shift_ns) for span in written if span.start_ns >= since_ns),
+        + tuple(
+            Span(span.name, span.step, span.start_ns + shift_ns, span.duration_ns)
+            for span in written
+            if span.start_ns >= since_ns
+        ),
         environment=environment,
         reduced_bytes=reduced_bytes,
         changes=tuple(watch.degradation.triggers),
