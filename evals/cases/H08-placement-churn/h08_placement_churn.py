@@ -14,7 +14,8 @@ from torch import Tensor
 
 from evals import jobs
 
-PREPARE_S = 0.003
+PREPARE_S = 0.01
+"""So much that the cores have little time to spare: else a crowded one would only use up what is spare."""
 MOVE_S = 2.0
 LOOPS_PER_S = 2e7
 """Of `prepare`, about; healthy and faulty steps do the same."""
