@@ -16,6 +16,8 @@ from eroica.context import FEW_STEPS, Context, durations_of, recurrence_of
 
 EXPLAINS = 0.6
 """Share of the excess of a rank's slow steps that its records must fill."""
+MOSTLY = 0.7
+"""Share of the slow steps in which each rank must have such a record, to call it all."""
 EARLIER = 5
 """A slowdown that began so many steps before a capture was written is not of its making."""
 _CAUSES = {
@@ -60,18 +62,32 @@ def noted_steps(context: Context) -> Noted | None:
         )
         for one in context.series
     }
+    excesses = {
+        step: max(one.duration_s[one.steps.index(step)] - usual_s for one in context.series if step in one.steps)
+        for step in slow
+    }
     best: Noted | None = None
     for kind, (cause, did) in _CAUSES.items():
         filled = dict.fromkeys(excess, 0.0)
+        longest: dict[int, float] = {}
+        seen = dict.fromkeys(excess, 0)
         for record in context.phases:
             # A record that begins with the last step's end counts among the steps before it.
-            if record.kind == kind and record.rank in filled and {record.step, record.step - 1} & slow:
+            step = next((s for s in (record.step, record.step - 1) if s in slow), None)
+            if record.kind == kind and record.rank in filled and step is not None:
                 filled[record.rank] += record.duration_s
+                seen[record.rank] += 1
+                longest[step] = max(longest.get(step, 0.0), record.duration_s)
         ranks = tuple(r for r in sorted(filled) if excess[r] > 0 and filled[r] >= EXPLAINS * excess[r])
-        if not ranks or (len(ranks) > 1 and len(ranks) < len(excess)):
+        # Of ranks that one server serves in turn the last has such records for as long as all wait.
+        whole = min(seen.values()) >= MOSTLY * len(slow) and sum(longest.values()) >= EXPLAINS * sum(excesses.values())
+        if whole:
+            ranks = tuple(sorted(excess))
+            share = min(sum(longest.values()) / sum(excesses.values()), 1.0)
+        elif len(ranks) == 1 and len(excess) > 1:
+            share = min(filled[ranks[0]] / excess[ranks[0]], 1.0)
+        else:
             continue
-        share = min(float(np.median([filled[r] / excess[r] for r in ranks])), 1.0)
-        whole = len(ranks) == len(excess)
         because = (
             f"in its slow steps {'each rank' if whole else f'rank {ranks[0]}'} {did}, for {share:.0%} of the excess"
         )

@@ -45,3 +45,14 @@ def test_slow_steps_that_records_fill_are_explained_without_a_trace(
 def test_records_that_do_not_fill_the_slow_steps_explain_nothing(phases: list[PhaseRecord]) -> None:
     made = diagnose(stack([]), Context(trigger="recurring", series=series(4), phases=phases))
     assert made.kind == "no_data" and made.findings == ()
+
+
+def test_of_ranks_that_one_server_serves_in_turn_the_last_tells_how_long_all_wait() -> None:
+    """Each waits in its own write for a part only, and for the others in the rest."""
+    phases = [
+        PhaseRecord(rank, "profile", step, 0.25 * (1 + (rank + turn) % 4))
+        for turn, step in enumerate(range(EVERY - 1, 120, EVERY))
+        for rank in range(4)
+    ]
+    made = diagnose(stack([]), Context(trigger="recurring", series=series(4), phases=phases))
+    assert [(found.cause, found.scope) for found in made.findings] == [("profiler_overhead", "all")]
