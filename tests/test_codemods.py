@@ -227,6 +227,12 @@ def test_a_loader_gets_workers_that_live_on_over_epochs() -> None:
     assert "num_workers=4" in changed("worker processes", source, found)[1][0]
 
 
+def test_crowded_cores_give_a_loader_workers_only_where_its_data_set_is_named() -> None:
+    source = program()
+    assert changed("worker processes", source, lead(source, "cpu_contention", "def __getitem__"))[1]
+    assert "not about the data set" in refused("worker processes", source, lead(source, "cpu_contention", "def main"))
+
+
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
@@ -563,6 +569,8 @@ def test_unused_parameters_are_looked_for_no_more_where_all_are_used() -> None:
         ("nn.ReLU(), nn.Linear(8, 2)", "nn.ReLU(), timm.create_model('x')", "not known to use all"),
         ("find_unused_parameters=True", "find_unused_parameters=options.unused", "options.unused"),
         ("    return model\n", "    model.module.head.requires_grad_(False)\n    return model\n", "freezes"),
+        ("        return self.head(inputs)", "        pair = inputs, self.head(inputs)\n        return pair", "several results"),
+        ("for block in self.blocks:", "for block, _ in zip(self.blocks, inputs):", "fewer modules"),
         ("Block(nn.Module)", "Block(Base)", "inherits"),
     ],
 )  # fmt: skip

@@ -85,6 +85,46 @@ def state(checkout: Path) -> tuple[str, str, str]:
     return git(checkout, "branch", "--list"), git(checkout, "worktree", "list"), git(checkout, "status", "--porcelain")
 
 
+def test_help_names_what_the_command_needs(capsys: Capture) -> None:
+    with pytest.raises(SystemExit) as leaving:
+        cli.main(["fix", "--help"])
+    assert leaving.value.code == 0
+    shown = capsys.readouterr().out
+    for part in ("--repo", "--test", "--verify", "--pr", "example: eroica fix"):
+        assert part in shown
+
+
+def test_a_command_that_runs_too_long_is_ended_with_all_that_it_started(tmp_path: Path, capsys: Capture) -> None:
+    checkout, file = repository(tmp_path), diagnosis_file(tmp_path)
+    code = (
+        "import subprocess, sys, time; p = subprocess.Popen(['sleep', '60']); print(p.pid, flush=True); time.sleep(60)"
+    )
+    words = ["fix", str(file), "--repo", str(checkout), "--limit", "0.5", "--test", f'{sys.executable} -c "{code}"']
+    assert cli.main(words) == 1
+    said = capsys.readouterr().err
+    assert "(status 124)" in said
+    number = re.search(r"without it, too: (\d+)", said)
+    assert number is not None
+    # Reaped by whoever adopted it, or about to be.
+    stat = Path(f"/proc/{number[1]}/stat")
+    assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_a_file_that_has_changed_since_the_job_ran_is_told(tmp_path: Path, capsys: Capture) -> None:
+    checkout = repository(tmp_path)
+    file = diagnosis_file(tmp_path)
+    told = json.loads(file.read_text())
+    told["environment"] = {"common": {"commit": git(checkout, "rev-parse", "HEAD")}}
+    file.write_text(json.dumps(told))
+    words = ["fix", str(file), "--repo", str(checkout)]
+    assert cli.main(words) == 0
+    assert "has changed since" not in capsys.readouterr().out
+    (checkout / "src" / "train.py").write_text(TRAIN + "# more\n")
+    git(checkout, "commit", "--quiet", "--all", "--message", "More")
+    assert cli.main(words) == 0
+    assert "src/train.py has changed since the commit that the job ran" in capsys.readouterr().out
+
+
 def test_a_patch_is_shown_and_left_on_a_branch_of_its_own(tmp_path: Path, capsys: Capture) -> None:
     checkout, file = repository(tmp_path), diagnosis_file(tmp_path)
     before = state(checkout)

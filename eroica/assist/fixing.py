@@ -71,6 +71,10 @@ def fix(plan: Plan, say: Callable[[str], None]) -> Fixed:
     if isinstance(commit, str) and repository.has_changed(change.path, commit):
         caution = f"{clean(change.path)} has changed since the commit that the job ran ({clean(commit, 12)})"
         change = replace(change, caution=(*change.caution, caution))
+    if finding is not None and finding.confidence in ("hypothesis", "unknown"):
+        change = replace(
+            change, caution=(*change.caution, "the cause is no more than a hypothesis: measure what the patch gains")
+        )
     number = to_json(plan.diagnosis)["id"]
     fixed = Fixed(
         diagnosis=plan.diagnosis, finding=finding, codemod=codemod, change=change, branch="", diff="",

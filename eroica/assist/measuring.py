@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from eroica.assist.repository import end_group, environment_of
+from eroica.assist.repository import TO_END_S, end_group, environment_of
 from eroica.errors import EroicaError, UserError
 from eroica.flights import newest_start, read_rings
 from eroica.marks import watched
@@ -44,8 +44,6 @@ WORTH = 0.02
 %."""
 _NOT_TRAINING = (Pause.CAPTURE, Pause.COMPILE, Pause.RENDEZVOUS, Pause.EVALUATION)
 _LOOK_S = 0.25
-_TO_END_S = 30.0
-"""For a job that is told to end, before it is made to."""
 _START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from eroica.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
@@ -125,7 +123,7 @@ def _until_end(process: subprocess.Popen[bytes], out: Path, until: float) -> int
             why = 124
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGTERM)
-            until = time.monotonic() + _TO_END_S
+            until = time.monotonic() + TO_END_S
         elif why and time.monotonic() > until:
             return why
         time.sleep(_LOOK_S)

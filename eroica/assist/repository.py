@@ -26,6 +26,8 @@ from eroica.untrusted import clean, escape
 MOST_FILES = 20_000
 """Files of a repository that are looked at."""
 _READ = (".py", ".sh", ".bash", ".sbatch", ".slurm", ".env", ".yaml", ".yml", "Makefile", "Dockerfile")
+TO_END_S = 30.0
+"""For a command that is told to end, before it is made to."""
 _COMMIT = re.compile(r"[0-9a-f]{40,64}")
 _LAST_WORDS = 12
 """Lines of a command's output that a message quotes."""
@@ -242,10 +244,13 @@ def run_command(words: Sequence[str], folder: Path, environment: Mapping[str, st
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """End a process and all of its group."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    """End a process and all of its group: first as a terminal would, since launchers keep workers in groups of their
+    own that only they can end."""
+    for number in (signal.SIGTERM, signal.SIGKILL) if process.poll() is None else (signal.SIGKILL,):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(TO_END_S)
 
 
 def last_words(text: str) -> str:

@@ -44,20 +44,30 @@ def _of(*causes: str) -> frozenset[str]:
     return frozenset(causes)
 
 
-_HOST = ("host_python", "device_sync", "unknown", "checkpoint_io", "gil_contention", "sync_amplification")
+_HOST = (
+    "host_python",
+    "device_sync",
+    "unknown",
+    "checkpoint_io",
+    "gil_contention",
+    "sync_amplification",
+    "cpu_contention",
+)
+"""Causes of host time that is spent in a function of the program. Contention is among them: where cores are shared, what
+waits and what computes look much alike, and the code decides."""
 CODEMODS = (
     Codemod("anomaly mode", _of("configuration"), anomaly.propose, ("anomaly",)),
     Codemod("no_sync", _of("configuration"), accumulation.propose, ("micro-step",)),
     Codemod("threads", _of("configuration"), threads.propose, ("THREADS", "num_threads")),
     Codemod("unused parameters", _of("configuration"), unused.propose, ("find_unused_parameters",)),
-    Codemod("worker processes", _of("input_pipeline"), loading.workers),
+    Codemod("worker processes", _of("input_pipeline", "cpu_contention"), loading.workers),
     Codemod("persistent workers", _of("input_pipeline"), loading.persistent),
     Codemod("pinned memory", _of("host_device_copy", "device_sync"), loading.pinned),
     Codemod("aligned collection", _of("host_gc"), collecting.propose),
     Codemod("no wait for the device", _of("device_sync", "host_python", "unknown"), reports.unsynchronized),
-    Codemod("read back later", _of("device_sync", "host_python", "unknown"), reports.later),
+    Codemod("read back later", _of("device_sync", "host_python", "unknown", "cpu_contention"), reports.later),
     Codemod("seldom reports", _of(*_HOST), reports.seldom),
-    Codemod("saves behind training", _of("checkpoint_io", "host_python"), saving.propose),
+    Codemod("saves behind training", _of("checkpoint_io", "host_python", "unknown", "cpu_contention"), saving.propose),
     Codemod("collective of all ranks", _of("collective_mismatch", "missing_rank", "deadlock"), divergence.propose),
 )
 """In the order in which they are tried."""

@@ -204,6 +204,8 @@ def _loader(sources: Sources, lead: Lead) -> _Loader | Refusal:
         return Refusal("no DataLoader whose arguments are seen feeds a training loop of the repository")
     named = _classes(sources, lead)
     about = [one for one in found if isinstance(made := _made(sources, one.code, one.call), tuple) and made[1] in named]
+    if not about and lead.cause == "cpu_contention":
+        return Refusal("the finding is not about the data set of a loader")
     calls = {id(one.call): one for one in (about or found)}
     if len(calls) > 1:
         where = ", ".join(f"{one.code.path}:{one.call.lineno}" for one in calls.values())

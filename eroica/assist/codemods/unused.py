@@ -151,6 +151,10 @@ def _class_uses_all(sources: Sources, code: Code, owner: ast.ClassDef, seen: set
                 node, (ast.If, ast.IfExp, ast.While, ast.Try, ast.Match, ast.BoolOp, ast.Break, ast.Continue)
             ):
                 raise UnfitError(f"forward of {at} decides what it uses in line {node.lineno}")
+            if isinstance(node, ast.Assign) and isinstance(node.value, (ast.Tuple, ast.List, ast.Dict)):
+                raise UnfitError(f"forward of {at} keeps several results in line {node.lineno}")
+            if isinstance(node, ast.Call) and called(node) == "zip":
+                raise UnfitError(f"forward of {at} may use fewer modules than it has in line {node.lineno}")
             if isinstance(node, ast.Call) and called(node) in ("checkpoint", "no_grad", "detach", "inference_mode"):
                 raise UnfitError(f"forward of {at} leaves gradients out in line {node.lineno}")
             if isinstance(node, ast.Subscript) and ast.unparse(node.value).startswith("self."):
