@@ -569,7 +569,7 @@ def test_unused_parameters_are_looked_for_no_more_where_all_are_used() -> None:
         ("nn.ReLU(), nn.Linear(8, 2)", "nn.ReLU(), timm.create_model('x')", "not known to use all"),
         ("find_unused_parameters=True", "find_unused_parameters=options.unused", "options.unused"),
         ("    return model\n", "    model.module.head.requires_grad_(False)\n    return model\n", "freezes"),
-        ("        return self.head(inputs)", "        pair = inputs, self.head(inputs)\n        return pair", "several results"),
+        ("return self.head(inputs)", "pair = inputs, self.head(inputs)\n        return pair", "several results"),
         ("for block in self.blocks:", "for block, _ in zip(self.blocks, inputs):", "fewer modules"),
         ("Block(nn.Module)", "Block(Base)", "inherits"),
     ],

@@ -146,7 +146,14 @@ def _measure(plan: Plan, tree: Worktree, is_stable: bool, say: Callable[[str], N
             say(f"measuring {name} the patch")
             out = Path(folder) / name
             one = measure(plan.verify, tree.folder, out, limit_s=plan.limit_s, is_stable=is_stable)
-            if name == "without" and one.status not in (0, 124) and not one.kinds and not one.num_iterations:
+            stands = "hang" in one.kinds or (name == "without" and plan.diagnosis.kind in ("hang", "crash", "paused"))
+            if one.is_broken and one.num_iterations and not stands:
+                # Some programs break off at their very end now and then; one such run says nothing about the patch.
+                say(f"the run {name} the patch broke off (status {one.status}); once more")
+                prepare()
+                out = Path(folder) / f"{name}-again"
+                one = measure(plan.verify, tree.folder, out, limit_s=plan.limit_s, is_stable=is_stable)
+            if name == "without" and one.is_broken and not stands:
                 said = (out / "output.txt").read_text(encoding="utf-8", errors="replace")
                 raise UserError(
                     f"the command to measure fails in a clean checkout (status {one.status}): {last_words(said)}"

@@ -53,8 +53,8 @@ _HOST = (
     "sync_amplification",
     "cpu_contention",
 )
-"""Causes of host time that is spent in a function of the program. Contention is among them: where cores are shared, what
-waits and what computes look much alike, and the code decides."""
+"""Causes of host time that is spent in a function of the program. Contention is among them: where cores are shared,
+what waits and what computes look much alike, and the code decides."""
 CODEMODS = (
     Codemod("anomaly mode", _of("configuration"), anomaly.propose, ("anomaly",)),
     Codemod("no_sync", _of("configuration"), accumulation.propose, ("micro-step",)),
