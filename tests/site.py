@@ -24,7 +24,7 @@ from eroica.investigation import Incident
 from eroica.keeping import Keeper
 from eroica.relay import AgentLink
 from tests.buses import Network
-from tests.test_investigation import Agent
+from tests.test_investigation import Agent, summaries
 
 JOB = "waves"
 TIMEOUT_S = 20.0
@@ -37,7 +37,7 @@ class Quiet(Agent):
 
     def __init__(self, link: bus.Link, host: str, ranks: range) -> None:
         self.missed: list[bus.Message] = []
-        super().__init__(link, host, ranks)
+        super().__init__(link, host, ranks, summaries())
         link.subscribe((bus.Abort,), self.missed.append)
 
     def _take(self, message: bus.Message) -> None:
