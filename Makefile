@@ -37,7 +37,7 @@ $(VENV)/.inspector: $(READY)
 	@touch $@
 
 $(VENV)/.frameworks: $(READY)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,frameworks]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,frameworks,full]'
 	@touch $@
 
 check: lint

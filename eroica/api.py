@@ -37,7 +37,7 @@ from eroica.coordinators import Coordinators, RefusedError, UnknownError, job_of
 from eroica.desk import Desk
 from eroica.errors import DataError, EroicaError, UnavailableError, UserError
 from eroica.findings import CAUSES, KINDS
-from eroica.guard import Holder, Limits, Meter, Tokens, Web, is_host, write_tokens
+from eroica.guard import Holder, Limits, Meter, Rate, Tokens, Web, is_host, write_tokens
 from eroica.store import MOST_PAGE, Store
 from eroica.untrusted import clean
 
@@ -57,6 +57,8 @@ STALE_S = 60.0
 """A coordinator's loop that makes no round for so long is not well."""
 MOST_REFUSALS = 1000
 """Reasons and addresses that are told apart."""
+REFUSALS = Rate(100, 1)
+"""That are said and kept, of all addresses together: who has a network of them could fill the log otherwise."""
 MOST_CONNECTIONS = 256
 LEAVE_S = 2
 
@@ -178,7 +180,11 @@ def build(coordinators: Coordinators, desk: Desk, chronicle: Chronicle, is_well:
             raise UnknownError(f"there is no incident {id}")
         return made
 
-    @app.post("/v1/jobs/{job}/windows", status_code=201, dependencies=[Depends(_needs("act"))])
+    asked_before: dict[int | str, dict[str, Any]] = {
+        200: {"model": Window, "description": "asked for before, by that key"}
+    }
+
+    @app.post("/v1/jobs/{job}/windows", status_code=201, dependencies=[Depends(_needs("act"))], responses=asked_before)
     def start_window(job: JobName, request: Request, response: Response, idempotency_key: Key = None) -> Window:
         """Asks for a window of all ranks of a job now; 409, with the reason, if that cannot be."""
         who = _holder(request).name
@@ -336,6 +342,7 @@ class Gate:
         self._chronicle = chronicle
         self._tell = tell
         self._reads, self._acts, self._strangers = Meter(limits.reads), Meter(limits.acts), Meter(limits.strangers)
+        self._refusals = Meter(REFUSALS)
         self._refused: OrderedDict[tuple[int, str], tuple[float, int]] = OrderedDict()
         """Status and address -> when that was kept, and how many came since."""
 
@@ -426,12 +433,12 @@ class Gate:
         if is_refused:
             now_s, key = time.monotonic(), (status, address)
             kept_s, num = self._refused.pop(key, (-AGAIN_S, 0))
-            if now_s - kept_s < AGAIN_S:
-                self._refused[key] = (kept_s, num + 1)
-                return
-            self._refused[key] = (now_s, 0)
+            is_new = now_s - kept_s >= AGAIN_S and self._refusals.allows("", now_s)
+            self._refused[key] = (now_s, 0) if is_new else (kept_s, num + 1)
             while len(self._refused) > MOST_REFUSALS:
                 self._refused.popitem(last=False)
+            if not is_new:
+                return
             outcome += f" (and {num} more before it)" if num else ""
             self._tell(f"refused over HTTP, from {address}{f' ({who})' if who else ''}: {outcome}")
         elif not is_act:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from statistics import median
@@ -173,7 +173,7 @@ class Chronicle:
         if now_s - course.pace_s >= PACE_S:
             course.pace_s = now_s
             if any(standing.num_iterations for standing in coordinator.standings.values()):
-                self._put(PaceSeen(job=job, pace=pace_of(coordinator, now())))
+                self._put(PaceSeen(job=job, pace=pace_of(coordinator.standings.values(), now())))
 
     def over(self, job: str) -> None:
         """A job is forgotten."""
@@ -185,9 +185,9 @@ class Chronicle:
             self.keeper.put(record)
 
 
-def pace_of(coordinator: Coordinator, at: str) -> Pace:
-    """How fast its ranks are."""
-    alive = [standing for standing in coordinator.standings.values() if standing.is_alive]
+def pace_of(standings: Iterable[bus.Standing], at: str) -> Pace:
+    """How fast these ranks are."""
+    alive = [standing for standing in standings if standing.is_alive]
     paces = [(standing.iteration_s, standing.rank) for standing in alive if standing.iteration_s]
     slowest = max(paces, default=None)
     return Pace(

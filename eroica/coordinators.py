@@ -54,10 +54,6 @@ class Snapshot:
     hosts: Mapping[str, bool]
     window: str
     has_baseline: bool
-    iteration_s: float | None
-    slowest_s: float | None
-    num_iterations: int
-    num_alive: int
 
 
 @dataclass(slots=True)
@@ -180,7 +176,6 @@ class Coordinators:
         """Of one job. Raises UnknownError."""
         investigation = self._investigation(job)
         coordinator = investigation.coordinator
-        pace = pace_of(coordinator, "")
         return Snapshot(
             name=job,
             standings=dict(coordinator.standings),
@@ -188,10 +183,6 @@ class Coordinators:
             hosts=self._reception.links[job].hosts,
             window=_under_way(investigation),
             has_baseline=coordinator.has_baseline,
-            iteration_s=pace.iteration_s,
-            slowest_s=pace.slowest_s,
-            num_iterations=pace.num_iterations,
-            num_alive=pace.num_alive,
         )
 
     def snapshots(self) -> list[Snapshot]:
@@ -319,16 +310,17 @@ def _under_way(investigation: Investigation) -> str:
 
 
 def job_of(snapshot: Snapshot, kept: Job | None) -> Job:
-    """As it is answered; `kept`: what the store knows of it."""
+    """As it is answered; `kept`: what the store knows of it. It looks at all ranks, so it is not for the loop."""
+    pace = pace_of(snapshot.standings.values(), "")
     return replace(
         kept or Job(name=snapshot.name),
         is_live=True,
         hosts=dict(sorted(snapshot.hosts.items())[:10_000]),
         world_size=max((standing.world_size for standing in snapshot.standings.values()), default=0),
-        num_alive=snapshot.num_alive,
-        num_iterations=snapshot.num_iterations,
-        iteration_s=snapshot.iteration_s,
-        slowest_s=snapshot.slowest_s,
+        num_alive=pace.num_alive,
+        num_iterations=pace.num_iterations,
+        iteration_s=pace.iteration_s,
+        slowest_s=pace.slowest_s,
         has_baseline=snapshot.has_baseline,
         window=snapshot.window,
     )

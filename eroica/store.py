@@ -196,6 +196,9 @@ class Store:
         """Keep all of them, or none. Raises UnavailableError; ValueError for one that the database cannot hold."""
         with self._begin() as connection:
             self._lock_others_out(connection)
+            taken = [_pattern_row(record) for record in records if isinstance(record, PatternTaken)]
+            if taken:  # very many come at once, and one statement for all is some ten times as fast
+                connection.execute(self._insert(t.patterns).on_conflict_do_nothing(), taken)
             for record in records:
                 self._write(connection, record)
 
@@ -213,9 +216,6 @@ class Store:
                 row = {name: getattr(record, name) for name in _names(t.windows, "at_s")}
                 row["missing"] = clean(record.missing, 2000)
                 self._put(connection, t.windows, row | {"at_s": seconds(record.at)})
-            case PatternTaken():
-                row = {name: getattr(record, name) for name in ("job", "session", "number", "rank", "summary")}
-                self._put(connection, t.patterns, row | {"at_s": seconds(record.at)})
             case PaceSeen():
                 pace = record.pace
                 row = {name: getattr(pace, name) for name in _names(t.paces, "job", "at_s")}
@@ -506,6 +506,11 @@ def _incidents_of(connection: Connection, rows: Sequence[Row[Any]]) -> list[Inci
         )
         for row in rows
     ]
+
+
+def _pattern_row(record: PatternTaken) -> dict[str, Any]:
+    row = {name: getattr(record, name) for name in ("job", "session", "number", "rank", "summary")}
+    return row | {"at_s": seconds(record.at)}
 
 
 def _audit_row(record: Audited) -> dict[str, Any]:

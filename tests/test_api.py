@@ -5,7 +5,10 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import shutil
 import stat
+import subprocess
+import sysconfig
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -574,6 +577,33 @@ def test_a_token_that_is_not_known_and_a_server_that_is_none_of_ours_are_told_ap
         with pytest.raises(UnavailableError, match="nobody answers"):
             client.jobs()
         server.shutdown()
+
+
+@pytest.mark.full
+def test_requests_made_up_from_the_schema_find_no_fault(shared: Site) -> None:
+    path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
+    program = shutil.which("schemathesis", path=path)
+    assert program is not None, "pip install '.[full]'"
+    options = [
+        "--header",
+        f"Authorization: Bearer {shared.server.files['admin'].token}",
+        "--exclude-path",
+        "/v1/events",
+    ]
+    options += ["--max-examples", "40", "--seed", "1", "--generation-database", "none", "--no-color"]
+    checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+    checks += ",response_headers_conformance,ignored_auth"
+    url = f"{shared.server.url}/v1/openapi.json"
+    done = subprocess.run(
+        [program, "run", url, "--checks", checks, *options],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        cwd=shared.folder,  # it leaves a cache
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert "Tested: 13" in done.stdout, done.stdout[-2000:]
+    assert not any("a fault in the HTTP API" in text for text in shared.said), shared.said
 
 
 def test_an_answer_of_a_newer_coordinator_is_read_without_what_is_new() -> None:
