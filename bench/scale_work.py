@@ -81,10 +81,13 @@ def bus(folder: str, num_ranks: str, processes: str, per_connection: str) -> Non
     from bench.fleet import PER_HOST, Fleet
     from bench.scale_agents import JOB
     from eroica.broker import Broker, Listening
+    from eroica.chronicle import Chronicle
     from eroica.coordinator import Policy
+    from eroica.coordinators import Coordinators
     from eroica.investigation import Incident
+    from eroica.keeping import Keeper
     from eroica.nats import NatsCarrier
-    from eroica.serve import ROUND_S, Coordinators
+    from eroica.serve import ROUND_S
 
     fleet, told, said = Fleet(int(num_ranks)), list[Incident](), list[str]()
     hosts = -(-fleet.num_ranks // PER_HOST)
@@ -110,8 +113,13 @@ def bus(folder: str, num_ranks: str, processes: str, per_connection: str) -> Non
                 if agent.stdout.readline().strip() != "ready":
                     raise SystemExit("the simulated agents failed")
             carrier = NatsCarrier(broker.own, name="coordinator", say=said.append)
+            keeper = Keeper(str(Path(state) / "eroica.db"), said.append)
             coordinators = Coordinators(
-                carrier, Policy(baseline=False), lambda job, incident: told.append(incident), said.append
+                carrier,
+                Policy(baseline=False),
+                lambda job, incident: told.append(incident),
+                said.append,
+                Chronicle(keeper),
             )
             marks = {"begin": time.monotonic()}
             cpu = {"begin": time.process_time()}
@@ -142,6 +150,7 @@ def bus(folder: str, num_ranks: str, processes: str, per_connection: str) -> Non
             mark("told")
             dropped = carrier.num_dropped_in
             carrier.close()
+            keeper.close()
             server_s = _cpu_s(broker.pid)
         finally:
             for agent in agents:

@@ -224,6 +224,8 @@ class Coordinator:
         numbers of before: ranks and agents know windows by them."""
         self.policy = policy or Policy()
         self.standings: dict[int, Standing] = {}
+        self._ranks_of: dict[str, set[int]] = {}
+        """By host; also those that stand on another one by now."""
         self.window: Window | None = None
         self.look: Look | None = None
         self.has_baseline = not self.policy.baseline
@@ -410,6 +412,7 @@ class Coordinator:
             self._leave(now_ns)
         if standing.generation == self._generation and not self._is_disputed(standing):
             self.standings[standing.rank] = standing
+            self._ranks_of.setdefault(standing.host, set()).add(standing.rank)
             if not standing.is_alive and self.window is not None:
                 self._finish_if_complete(now_ns)
 
@@ -440,8 +443,9 @@ class Coordinator:
         self._leaving.discard(host)
         window, look = self.window, self.look
         if window is not None:
-            for rank in window.ranks:
-                if self._is_missed(rank) and rank not in window.summaries:
+            for rank in sorted(self._ranks_of.get(host, ())):
+                at = bisect_left(window.ranks, rank)
+                if rank in window.ranks[at : at + 1] and self._is_missed(rank) and rank not in window.summaries:
                     window.problems.setdefault(rank, self._missed(rank))
             if window.committed:
                 self._finish_if_complete(now_ns)
@@ -482,6 +486,7 @@ class Coordinator:
 
     def _forget(self) -> None:
         self.standings.clear()
+        self._ranks_of.clear()
         self._claims.clear()
         self._dead.clear()
         self._is_crash_told = False
