@@ -1,5 +1,5 @@
 """The command line: `eroica run`, `serve`, `agent`, `diagnose`, `show`, `compare`, `fix`, `mcp`, `doctor` and `demo`,
-and what asks a running coordinator (`remote`).
+what asks a running coordinator (`remote`), and `scaling` and `simulate` (`cli_scaling`).
 
 It turns arguments into calls, and results and errors into text and exit statuses; no other module prints or exits.
 stdout holds results only; progress and messages go to stderr, progress only on a terminal. What a command needs is
@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,6 +79,8 @@ def _options(arguments: list[str]) -> argparse.Namespace:
 
 
 def _parser() -> argparse.ArgumentParser:
+    from eroica import cli_scaling
+
     parser = argparse.ArgumentParser(
         prog="eroica",
         description="Says which rank, function and cause make a distributed PyTorch job slow.",
@@ -289,6 +292,8 @@ def _parser() -> argparse.ArgumentParser:
         "--format", choices=("text", "json", "md"), default="text", help="what stdout gets (default: text)"
     )
     command.add_argument("--jobs", type=_positive, default=None, metavar="N", help="processes (default: one per core)")
+
+    cli_scaling.add(partial(_command, commands), _print_text, _write)
 
     command = _command(
         commands,

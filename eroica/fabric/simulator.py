@@ -212,13 +212,15 @@ def tasks(setting: Setting, rng: np.random.Generator) -> Iterator[Task]:
     factor[np.isin(slots, setting.host.far_slots)] += setting.host.far_slowdown
     if noise.straggler is not None:
         factor[noise.straggler] *= 1 + noise.straggler_slowdown
+    # Each kind of noise has dice of its own: with one switched off, the others fall as before.
+    sizes, scatters, stalling = rng.spawn(3)
     while True:
-        size = np.exp(noise.imbalance * rng.standard_normal(ranks)) if noise.imbalance else np.ones(ranks)
+        size = np.exp(noise.imbalance * sizes.standard_normal(ranks)) if noise.imbalance else np.ones(ranks)
         segments = (factor * size)[:, None] * usual[None, :]
         if noise.scatter:
-            segments = segments * np.exp(noise.scatter * rng.standard_normal(segments.shape))
+            segments = segments * np.exp(noise.scatter * scatters.standard_normal(segments.shape))
         if noise.stalls is not None:
-            _stall(segments, noise.stalls, work.forward_share, rng)
+            _stall(segments, noise.stalls, work.forward_share, stalling)
         if work.layout == "tensor":
             # The devices of a host meet in every layer: each segment takes as long as the slowest of them.
             by_host = segments.reshape(setting.hosts, gpus, buckets).max(axis=1, keepdims=True)
@@ -310,7 +312,8 @@ class _Network:
         self.left -= moved
         self.stream_bytes += moved
         self.link_bytes += self._load * duration
-        through = self.active & (self.left <= self.job.amount * _ROUNDING)
+        # What takes less than a picosecond is rounding, and might be too short to move the clock.
+        through = self.active & (self.left <= np.maximum(self.job.amount * _ROUNDING, self.rate * 1e-12))
         self.stream_bytes[through] += self.left[through]
         self.left[through] = 0.0
         self.active &= ~through
@@ -358,8 +361,11 @@ class _Iteration:
                         self._open[g] -= 1
                         if not self._open[g]:
                             self._is_done(g, after)
-                changed |= other <= after
                 now = after
+                if other <= after:
+                    changed = True
+                    # Not to the sum of start and now: rounded down, it would leave the change ahead for ever.
+                    traffic.move_to(traffic.next_change())
             else:
                 now = max(now, self._events[0][0])
             traffic.move_to(self._start_s + now)

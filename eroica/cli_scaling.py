@@ -1,0 +1,78 @@
+"""`eroica scaling` and `eroica simulate`: their arguments and bodies, apart from the other commands.
+
+Prints nothing itself: `cli` brings the means to show a text and to write a file, and turns errors into exit statuses.
+What a command computes with is imported when it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from eroica.errors import DataError, UserError
+
+
+class _Adder(Protocol):
+    def __call__(
+        self, name: str, run: Callable[[argparse.Namespace], int], purpose: str, example: str
+    ) -> argparse.ArgumentParser: ...
+
+
+def add(command: _Adder, show: Callable[[str], None], write: Callable[[Path, str], None]) -> None:
+    """Add both commands. `show` puts a text on stdout, `write` replaces a file."""
+    parser = command(
+        "scaling",
+        lambda options: _scaling(options, show, write),
+        "tell what runs of a job at several sizes lose to their size, and to what",
+        "eroica scaling run-8/ run-64/ run-512/ --out scaling/",
+    )
+    parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="profiler traces of one run, one per rank")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write DIR/scaling.json and DIR/scaling.html")
+    parser.add_argument(
+        "--format", choices=("text", "json", "html"), default="text", help="what stdout gets (default: text)"
+    )
+    parser.add_argument("--jobs", type=_count, default=None, metavar="N", help="processes (default: one per core)")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def _scaling(options: argparse.Namespace, show: Callable[[str], None], write: Callable[[Path, str], None]) -> int:
+    import os
+
+    from eroica import efficiency
+    from eroica.offline import stack_paths
+    from eroica.scaling import FEW_STEPS, account
+
+    runs = []
+    for folder in options.folders:
+        stacked, notes = stack_paths([folder], jobs=options.jobs or os.cpu_count() or 1)
+        told = account(stacked)
+        if told is None:
+            raise DataError(
+                f"{folder} holds {len(stacked)} ranks and {stacked.own_s.shape[1]} iterations; lost time can be told "
+                f"from 2 ranks and {FEW_STEPS} iterations that all of them have"
+            )
+        runs.append((str(folder), told.noting(notes)))
+    found = efficiency.study(runs)
+    texts = {"text": efficiency.render_text, "json": efficiency.render_json, "html": efficiency.render_html}
+    if options.out is not None:
+        _write_both(options.out, "scaling", efficiency.render_json(found), efficiency.render_html(found), write)
+    show(texts[options.format](found))
+    return 0
+
+
+def _write_both(folder: Path, name: str, data: str, page: str, write: Callable[[Path, str], None]) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write(folder / f"{name}.json", data)
+        write(folder / f"{name}.html", page)
+    except OSError as error:
+        raise UserError(
+            f"{folder}: the results cannot be written there ({error.strerror or error}); choose another --out"
+        ) from None
