@@ -35,6 +35,63 @@ def add(command: _Adder, show: Callable[[str], None], write: Callable[[Path, str
     )
     parser.add_argument("--jobs", type=_count, default=None, metavar="N", help="processes (default: one per core)")
 
+    parser = command(
+        "simulate",
+        lambda options: _simulate(options, show, write),
+        "train on a modelled fabric, with and without pacing: what it gains at which size, and what it cannot",
+        "eroica simulate --hosts 4,64 --seeds 5 --only contention",
+    )
+    parser.add_argument("--hosts", type=_sizes, default=(4, 8, 16, 32, 64), metavar="N,N,...", help="default: 4 to 64")
+    parser.add_argument("--seeds", type=_count, default=5, metavar="N", help="jobs at each size (default: 5)")
+    parser.add_argument("--iterations", type=_count, default=1000, metavar="N", help="of each job (default: 1000)")
+    parser.add_argument(
+        "--layout", choices=("data", "tensor"), default="data", help="one group of all ranks, or one for each card"
+    )
+    parser.add_argument("--only", choices=ONLY, help="switch every other failure mode off")
+    parser.add_argument("--threshold", type=_share, default=None, metavar="SHARE", help="see docs/fabric-model.md")
+    parser.add_argument("--max-delay-ms", type=_share, default=None, metavar="MS", help="cap of one delay (50)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the numbers there, as JSON")
+    parser.add_argument("--format", choices=("text", "json"), default="text", help="what stdout gets (default: text)")
+
+
+ONLY = ("synchronisation", "contention", "locality", "imbalance", "straggler", "nothing")
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    sizes = tuple(_count(part.strip()) for part in text.split(","))
+    return tuple(sorted(set(sizes)))
+
+
+def _share(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+
+
+def _simulate(options: argparse.Namespace, show: Callable[[str], None], write: Callable[[Path, str], None]) -> int:
+    from dataclasses import replace
+
+    from eroica.fabric.pacing import Limits
+    from eroica.fabric.parameters import Setting, Workload
+    from eroica.simulation import alone, compare, render_rows, rows_to_json
+
+    limits = Limits()
+    if options.threshold is not None:
+        limits = replace(limits, threshold=options.threshold)
+    if options.max_delay_ms is not None:
+        limits = replace(limits, max_delay_s=options.max_delay_ms / 1e3)
+    rows = []
+    for hosts in options.hosts:
+        setting = Setting(hosts=hosts, workload=Workload(layout=options.layout))
+        if options.only is not None:
+            setting = alone(setting, options.only)
+        rows.append(compare(setting, range(options.seeds), options.iterations, limits))
+    if options.out is not None:
+        write(options.out, rows_to_json(rows))
+    show(rows_to_json(rows) if options.format == "json" else render_rows(rows))
+    return 0
+
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:

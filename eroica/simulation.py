@@ -1,17 +1,29 @@
-"""Simulated trainings as the product sees real ones: a run on the fabric model made into the summaries of its ranks.
+"""Simulated trainings as the product sees real ones: as summaries of ranks, and under the policy that paces them.
 
 The simulator knows what happened; `summaries` tells only what ledgers of real ranks would, samples and all, so that
-`scaling` can be tried on jobs whose truth is known. Used by `eroica simulate`, the taxonomy bench and tests.
+`scaling` can be tried on jobs whose truth is known. `compare` trains the same job three times, with the same dice:
+left alone, held back at all times, and under the policy with its trials. Its tables stand beside what arXiv 2603.04424
+publishes and claim nothing of real clusters. Used by `eroica simulate`, the taxonomy bench and tests.
 """
 
 from __future__ import annotations
+
+import json
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
 from eroica.collectives import Channel, Ledger, sample
 from eroica.communication import CollectiveKind
 from eroica.critical_path import NUM_ACTIVITIES, Activity
-from eroica.fabric.simulator import Run
+from eroica.fabric.pacing import Limits, Order, Pacer, Phase, Seen, bounded
+from eroica.fabric.parameters import Setting
+from eroica.fabric.simulator import Passage, Run, Steer, Steering, simulate
+from eroica.fabric.topology import Float64s
 from eroica.job import ProcessGroup, format_ranks
 from eroica.pattern import Coverage, Function, Patterns, Summary
 
@@ -117,3 +129,223 @@ def summaries(run: Run) -> list[Summary]:
             )
         )
     return told
+
+
+# ---- pacing
+
+
+def alone(setting: Setting, mode: str) -> Setting:
+    """The setting with one failure mode and no other, by the names of `scaling.Part`; "nothing" for none."""
+    noise = replace(
+        setting.noise,
+        stalls=setting.noise.stalls if mode == "synchronisation" else None,
+        background=setting.noise.background if mode == "contention" else None,
+        imbalance=0.1 if mode == "imbalance" else 0.0,
+        straggler=setting.ranks // 2 if mode == "straggler" else None,
+    )
+    host = replace(setting.host, far_slots=tuple(range(setting.host.gpus // 2)) if mode == "locality" else ())
+    ample = replace(setting.fabric, oversubscription=1.0, packed=True, spread=True)
+    return replace(setting, noise=noise, host=host, fabric=setting.fabric if mode == "contention" else ample)
+
+
+def _names(setting: Setting) -> list[str]:
+    return [f"g{n}" for n in range(setting.host.gpus if setting.workload.layout == "tensor" else 1)]
+
+
+def _sharing(setting: Setting) -> list[tuple[str, ...]]:
+    """Groups that share upper links go two abreast."""
+    names = _names(setting)
+    return [tuple(names[0::2]), tuple(names[1::2])] if len(names) > 2 else []
+
+
+def _waits(setting: Setting, passage: Passage, held_s: Float64s) -> dict[str, Float64s]:
+    """What each member would have waited had it not been held."""
+    names, gpus = _names(setting), setting.host.gpus
+    waits = {}
+    for g, name in enumerate(names):
+        rows = slice(g, None, gpus) if len(names) > 1 else slice(None)
+        waits[name] = np.maximum(passage.begin_s[g] - (passage.enter_s[rows] - held_s[rows]), 0.0)
+    return waits
+
+
+def _steering(setting: Setting, order: Order, limits: Limits) -> Steering:
+    """What ranks make of an order that they have just received."""
+    names, gpus = _names(setting), setting.host.gpus
+    delay = np.zeros((setting.ranks, setting.workload.buckets))
+    for g, name in enumerate(names):
+        rows = range(g, setting.ranks, gpus) if len(names) > 1 else range(setting.ranks)
+        for member, r in enumerate(rows):
+            for b in range(setting.workload.buckets):
+                delay[r, b] = order.delay_of(name, member, b, age_s=0.0, cap_s=limits.max_delay_s)
+    after = np.array([names.index(order.after[n]) if n in order.after else -1 for n in names])
+    if order.dry_run:
+        after[:] = -1
+    return Steering(delay, after, order.patience_s)
+
+
+def by_policy(setting: Setting, pacer: Pacer) -> Steer:
+    """The policy in charge: its orders reach all ranks at once, and end by their time to live."""
+    clock_s, received_s = 0.0, 0.0
+    order: Order | None = None
+    steering: Steering | None = None
+    nothing = np.zeros((setting.ranks, setting.workload.buckets))
+
+    def steer(passage: Passage) -> Steering | None:
+        nonlocal clock_s, received_s, order, steering
+        clock_s += passage.length_s
+        held = steering.delay_s if steering is not None else nothing
+        seen = Seen(passage.step, passage.length_s, _waits(setting, passage, held))
+        sent = pacer.observe(seen, clock_s)
+        if sent is not None:
+            order, received_s = sent, clock_s
+            steering = _steering(setting, sent, pacer.limits) if sent.delay_s or sent.after else None
+        elif order is not None and clock_s - received_s > order.ttl_s:
+            order = steering = None
+        return steering
+
+    return steer
+
+
+def at_all_times(setting: Setting, limits: Limits) -> Steer:
+    """Every rank held for the low quantile of its recent waits, whatever that gives."""
+    recent: deque[dict[str, Float64s]] = deque(maxlen=limits.memory)
+    lengths: deque[float] = deque(maxlen=limits.memory)
+    names, gpus = _names(setting), setting.host.gpus
+    after = {b: a for chain in _sharing(setting) for a, b in pairwise(chain)}
+    turns = np.array([names.index(after[n]) if n in after else -1 for n in names])
+    held = np.zeros((setting.ranks, setting.workload.buckets))
+
+    def steer(passage: Passage) -> Steering:
+        nonlocal held
+        recent.append(_waits(setting, passage, held))
+        lengths.append(passage.length_s)
+        usual_s = float(np.median(lengths))
+        held = np.zeros_like(held)
+        for g, name in enumerate(names):
+            rows = slice(g, None, gpus) if len(names) > 1 else slice(None)
+            held[rows] = bounded([seen[name] for seen in recent], limits, name, usual_s)
+        return Steering(held, turns, min(limits.max_delay_s, limits.iteration_share * usual_s))
+
+    return steer
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """Over seeds, with a 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One size. Gains are of throughput, seed by seed against the same job left alone."""
+
+    hosts: int
+    ranks: int
+    iteration_s: Mean
+    cv: Mean
+    held_cv: Mean
+    held_gain: Mean
+    policy_cv: Mean
+    policy_gain: Mean
+    kept_on: int
+    """Seeds in which the policy was on at the end."""
+    trials: int
+    seeds: int
+
+
+PUBLISHED: Mapping[int, tuple[float, float]] = {4: (-0.006, 0.008), 8: (-0.006, 0.008), 64: (0.11, 0.11)}
+"""Hosts -> gain of throughput, from and to (arXiv 2603.04424)."""
+PUBLISHED_CV: Mapping[int, tuple[float, float]] = {64: (0.22, 0.09)}
+"""Hosts -> CV without and with pacing."""
+_T95 = (math.inf, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
+"""Student's t, 97.5 %, by degrees of freedom."""
+
+
+def _mean(values: Sequence[float]) -> Mean:
+    column = np.array(values)
+    if len(column) < 2:
+        return Mean(float(column.mean()), math.nan, math.nan)
+    t = _T95[len(column) - 1] if len(column) <= len(_T95) else 2.1
+    half = t * float(column.std(ddof=1)) / math.sqrt(len(column))
+    return Mean(float(column.mean()), float(column.mean()) - half, float(column.mean()) + half)
+
+
+def compare(
+    setting: Setting,
+    seeds: Sequence[int],
+    iterations: int,
+    limits: Limits,
+    progress: Callable[[str], None] = lambda what: None,
+) -> Row:
+    """The same job, left alone, held at all times, and under the policy."""
+    alone, held, policy, pacers = [], [], [], []
+    for seed in seeds:
+        progress(f"{setting.hosts} hosts, seed {seed}")
+        alone.append(simulate(setting, iterations, seed, detail=0))
+        held.append(simulate(setting, iterations, seed, detail=0, steer=at_all_times(setting, limits)))
+        pacer = Pacer(limits, sharing=_sharing(setting))
+        policy.append(simulate(setting, iterations, seed, detail=0, steer=by_policy(setting, pacer)))
+        pacers.append(pacer)
+
+    def gains(runs: Sequence[Run]) -> Mean:
+        pairs = zip(alone, runs, strict=True)
+        return _mean([float(a.length_s.mean() / b.length_s.mean()) - 1 for a, b in pairs])
+
+    return Row(
+        hosts=setting.hosts,
+        ranks=setting.ranks,
+        iteration_s=_mean([float(r.length_s.mean()) for r in alone]),
+        cv=_mean([r.variation for r in alone]),
+        held_cv=_mean([r.variation for r in held]),
+        held_gain=gains(held),
+        policy_cv=_mean([r.variation for r in policy]),
+        policy_gain=gains(policy),
+        kept_on=sum(p.phase is Phase.ON for p in pacers),
+        trials=sum(sum(c.phase is Phase.TRIAL for c in p.changes) for p in pacers),
+        seeds=len(seeds),
+    )
+
+
+def render_rows(rows: Sequence[Row]) -> str:
+    """A table for a terminal, the published figures beside it."""
+    lines = [
+        "  hosts  ranks  iteration    CV        held at all times        under the policy         on   published",
+        "                              alone     CV      throughput       CV      throughput",
+    ]
+    for row in rows:
+        published = ""
+        if row.hosts in PUBLISHED:
+            low, high = PUBLISHED[row.hosts]
+            published = f"{low:+.1%}" if low == high else f"{low:+.1%}..{high:+.1%}"
+        if row.hosts in PUBLISHED_CV:
+            published += ", CV {:.2f} -> {:.2f}".format(*PUBLISHED_CV[row.hosts])
+        lines.append(
+            f"  {row.hosts:>5}  {row.ranks:>5}  {row.iteration_s.value * 1e3:>6.1f} ms  {row.cv.value:>6.3f}    "
+            f"{row.held_cv.value:>6.3f}  {_gain(row.held_gain):<16} {row.policy_cv.value:>6.3f}  "
+            f"{_gain(row.policy_gain):<16} {row.kept_on}/{row.seeds}  {published}"
+        )
+    lines.append("")
+    lines.append(
+        "  a model, no measurement: docs/fabric-model.md; +- is 95 % over seeds, each against itself left alone"
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _gain(mean: Mean) -> str:
+    half = mean.high - mean.value
+    return f"{mean.value:+.2%}" + (f" +- {half:.2%}" if math.isfinite(half) else "")
+
+
+def rows_to_json(rows: Sequence[Row]) -> str:
+    """The same as JSON, NaN as null."""
+
+    def clear(value: object) -> object:
+        if isinstance(value, dict):
+            return {key: clear(item) for key, item in value.items()}
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    told = {"schema": "eroica.simulation/1", "rows": [clear(asdict(row)) for row in rows]}
+    return json.dumps(told, indent=2) + "\n"

@@ -1,0 +1,171 @@
+"""Pacing asks for little, believes nobody, proves itself by trials, and is off where it does not help."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eroica.cli import main
+from eroica.errors import UserError
+from eroica.fabric.pacing import HARD_CAP_S, Limits, Order, Pacer, Phase, Seen, bounded, dispersion, judge
+from eroica.fabric.parameters import Host, Setting
+from eroica.fabric.simulator import simulate
+from eroica.simulation import by_policy, compare
+
+SHORT = Limits(memory=4, block=4, most_blocks=12, rest=20, again=40, ttl_s=5.0)
+
+
+def seen(step: int, length_s: float, wait_s: float = 0.03) -> Seen:
+    waits = np.full((4, 2), wait_s)
+    waits[step % 4] = 0.0
+    return Seen(step, length_s, {"g": waits})
+
+
+def drive(limits: Limits, gain: float, iterations: int, seed: int = 0, wait_s: float = 0.03) -> Pacer:
+    """A job of which delays make the iteration shorter by `gain`."""
+    rng, pacer, clock = np.random.default_rng(seed), Pacer(limits), 0.0
+    for step in range(iterations):
+        length = 0.2 * (1 - gain * pacer.is_paced) * math.exp(0.02 * rng.standard_normal())
+        clock += length
+        pacer.observe(seen(step, length, wait_s), clock)
+    return pacer
+
+
+def test_a_job_whose_ranks_arrive_together_is_left_alone() -> None:
+    pacer = drive(SHORT, 0.0, 200, wait_s=0.001)
+    assert pacer.phase is Phase.WATCHING and not pacer.changes and not pacer.verdicts
+
+
+def test_pacing_stays_on_where_a_trial_shows_a_gain() -> None:
+    pacer = drive(Limits(memory=4, again=10_000), 0.1, 600)
+    assert pacer.phase is Phase.ON and pacer.verdicts[-1].is_better and pacer.is_paced
+    assert [change.phase for change in pacer.changes] == [Phase.TRIAL, Phase.ON]
+
+
+@pytest.mark.parametrize("gain", [0.0, -0.05])
+def test_pacing_turns_itself_off_where_it_gains_nothing_or_costs(gain: float) -> None:
+    pacer = drive(Limits(memory=4, rest=10_000), gain, 600, seed=1)
+    assert pacer.phase is Phase.RESTING and not pacer.is_paced and not pacer.verdicts[-1].is_better
+    assert "no gain" in pacer.changes[-1].why
+
+
+def test_the_rest_after_a_vain_trial_grows_and_a_gain_that_ends_is_found_out() -> None:
+    pacer = drive(SHORT, 0.0, 1500)
+    begun = [change.step for change in pacer.changes if change.phase is Phase.TRIAL]
+    gaps = np.diff(begun)
+    assert len(gaps) > 2 and gaps[-1] > gaps[0]
+
+
+def test_without_any_effect_a_trial_says_better_in_fewer_than_one_in_twenty() -> None:
+    rng, better = np.random.default_rng(0), 0
+    for _ in range(400):
+        off: list[np.ndarray[tuple[int], np.dtype[np.float64]]] = []
+        on: list[np.ndarray[tuple[int], np.dtype[np.float64]]] = []
+        for _ in range(20):
+            off.append(np.exp(0.2 * rng.standard_normal(8)))
+            on.append(np.exp(0.2 * rng.standard_normal(8)))
+            verdict = judge(off, on, 40)
+            if verdict.decided:
+                better += verdict.is_better
+                break
+    assert better / 400 < 0.05
+
+
+@given(st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=8, max_size=8), st.floats(0, 0.2))
+def test_whatever_ranks_claim_nobody_is_held_longer_than_the_cap(claims: list[float], cap_s: float) -> None:
+    limits = Limits(max_delay_s=cap_s, group_caps_s={"g": 0.01})
+    delays = bounded([np.array(claims).reshape(4, 2)] * 4, limits, "g", 0.2)
+    order = Order(1, 0.0, 10.0, {"g": delays}, {}, 0.0)
+    for member in range(-1, 6):
+        held = [order.delay_of("g", member, k, age_s=0.0, cap_s=cap_s) for k in range(3)]
+        assert all(0 <= h <= min(cap_s, 0.01) for h in held) and sum(held) <= 0.2 * 0.2 + 1e-9
+
+
+@given(st.floats(allow_nan=True, allow_infinity=True), st.floats(0, 1e9), st.floats(0, 100), st.integers(0, 3))
+def test_an_order_is_believed_within_its_time_and_the_receivers_cap_only(
+    delay: float, ttl_s: float, age_s: float, version: int
+) -> None:
+    order = Order(1, 0.0, ttl_s, {"g": ((delay,),)}, {}, 0.0, version=version)
+    held = order.delay_of("g", 0, 0, age_s=age_s, cap_s=1e9)
+    assert 0 <= held <= HARD_CAP_S
+    if age_s > ttl_s or age_s > 60 or version != 1:
+        assert held == 0.0
+
+
+def test_a_lying_rank_moves_no_delay_of_another() -> None:
+    honest = [np.array([[0.03, 0.0], [0.02, 0.0], [0.0, 0.0]])] * 4
+    lies = [np.where(np.array([[False], [False], [True]]), 1e6, w) for w in honest]
+    one, other = (bounded(waits, Limits(), "g", 0.2) for waits in (honest, lies))
+    assert one[:2] == other[:2] and sum(other[2]) <= 0.2 * 0.2 + 1e-9
+
+
+def test_a_rehearsal_says_what_it_would_do_and_holds_nobody() -> None:
+    pacer, orders = Pacer(Limits(memory=4, block=4, dry_run=True)), []
+    for step in range(60):
+        order = pacer.observe(seen(step, 0.2), step * 0.2)
+        orders += [order] if order is not None else []
+    told = [o for o in orders if o.delay_s]
+    assert told and max(told[0].delay_s["g"][0]) > 0
+    assert all(o.delay_of("g", 0, k, age_s=0, cap_s=1) == 0 for o in told for k in range(2))
+
+
+def test_orders_are_renewed_before_they_end_and_one_word_ends_them() -> None:
+    pacer, sent = Pacer(Limits(memory=4, block=30, ttl_s=2.0)), []
+    for step in range(60):
+        order = pacer.observe(seen(step, 0.2), step * 0.2)
+        sent += [order] if order is not None else []
+    gaps = np.diff([o.issued_s for o in sent if o.delay_s])
+    assert len(gaps) and gaps.max() <= 2.0
+    last = pacer.off(60, "the user said so", 12.0)
+    assert not last.delay_s and not pacer.is_paced and last.number > sent[-1].number
+
+
+def test_what_no_job_should_be_asked_for_cannot_be_set() -> None:
+    with pytest.raises(UserError, match="max_delay_s is 5"):
+        Limits(max_delay_s=5.0)
+    with pytest.raises(UserError, match="cap of group 'g'"):
+        Limits(group_caps_s={"g": math.nan})
+
+
+def test_dispersion_is_what_the_usual_member_waits() -> None:
+    assert dispersion(seen(0, 0.2)) == pytest.approx(0.06 / 0.2)
+    assert dispersion(Seen(0, 0.2, {"g": np.full((3, 1), np.nan)})) == 0.0
+
+
+@settings(max_examples=3, deadline=None)
+@given(st.integers(0, 100))
+def test_on_the_model_the_policy_costs_little_where_it_cannot_help(seed: int) -> None:
+    setting = Setting(hosts=2, host=Host(gpus=4))
+    pacer = Pacer(SHORT)
+    free = simulate(setting, 120, seed)
+    paced = simulate(setting, 120, seed, steer=by_policy(setting, pacer))
+    assert paced.length_s.mean() < 1.02 * free.length_s.mean()
+    assert paced.delay_s.max() <= SHORT.max_delay_s
+
+
+def test_groups_that_share_a_link_go_one_after_another_in_a_trial() -> None:
+    pacer = Pacer(Limits(memory=4, block=4), sharing=[("g", "h", "i")])
+    orders = [pacer.observe(seen(step, 0.2), step * 0.2) for step in range(20)]
+    told = [o for o in orders if o is not None and o.after]
+    assert told and told[0].after == {"h": "g", "i": "h"} and told[0].patience_s <= 0.05
+
+
+def test_the_command_prints_the_models_answer_beside_the_published_one(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["simulate", "--hosts", "1,4", "--seeds", "2", "--iterations", "30", "--only", "straggler"]
+    assert main(arguments) == 0
+    text = capsys.readouterr().out
+    assert "-0.6%..+0.8%" in text and "a model, no measurement" in text
+    assert main([*arguments, "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["hosts"] for row in rows] == [1, 4] and rows[0]["seeds"] == 2
+    assert main(["simulate", "--max-delay-ms", "9999"]) == 1
+
+
+def test_a_size_is_compared_seed_by_seed_with_itself() -> None:
+    row = compare(Setting(hosts=1, host=Host(gpus=2)), [0, 1], 30, SHORT)
+    assert row.policy_gain.low <= row.policy_gain.value <= row.policy_gain.high and row.ranks == 2
