@@ -244,7 +244,7 @@ def render_html(told: Study) -> str:
         ranks=f"{last.num_ranks:,}",
         curve=curve([(s.account.num_ranks, s.account.efficiency, _band(s.account)) for s in told.sizes]),
         bars=_bars(told),
-        keys=[(css, str(part if isinstance(part, str) else part.value)) for part, css in _CLASSES.items()],
+        keys=[(css, str(part)) for part, css in _CLASSES.items()],
         notes=list(told.notes),
     )
 
