@@ -14,12 +14,15 @@ import torch.distributed as dist
 from evals import jobs
 
 PORT = 29511
+SUBNET = "192.168.79"
+"""Above 127: of two ranks that one with the higher address calls the other in gloo, and a call goes through from
+anywhere."""
 
 
 def network(size: int, tag: str) -> None:
     """A bridge, and a namespace per rank with an address on it."""
     bridge = f"br{tag}"
-    commands = [f"ip link add {bridge} type bridge", f"ip addr add 10.79.0.254/24 dev {bridge}"]
+    commands = [f"ip link add {bridge} type bridge", f"ip addr add {SUBNET}.254/24 dev {bridge}"]
     commands.append(f"ip link set {bridge} up")
     for rank in range(size):
         name, outer = f"n{tag}{rank}", f"v{tag}{rank}"
@@ -27,7 +30,7 @@ def network(size: int, tag: str) -> None:
             f"ip netns add {name}",
             f"ip link add {outer} type veth peer name eth0 netns {name}",
             f"ip link set {outer} master {bridge} up",
-            f"ip -n {name} addr add 10.79.0.{rank + 1}/24 dev eth0",
+            f"ip -n {name} addr add {SUBNET}.{rank + 1}/24 dev eth0",
             f"ip -n {name} link set eth0 up",
             f"ip -n {name} link set lo up",
         ]
@@ -59,7 +62,7 @@ def launch(size: int) -> int:
                 "RANK": str(rank),
                 "LOCAL_RANK": "0",
                 "WORLD_SIZE": str(size),
-                "MASTER_ADDR": "10.79.0.1",
+                "MASTER_ADDR": f"{SUBNET}.1",
                 "MASTER_PORT": str(PORT),
                 "GLOO_SOCKET_IFNAME": "lo" if rank == culprit else "eth0",
             }
