@@ -52,7 +52,10 @@ def _line(machine: Machine, group: str, name: str, trial: Trial = WELL) -> Line:
     return CHECKS[group][name](machine, trial)
 
 
-def test_on_an_empty_machine_every_check_answers_and_none_fails(tmp_path: Path) -> None:
+def test_on_an_empty_machine_every_check_answers_and_none_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
     machine = _machine(tmp_path, python=str(tmp_path / "no-python"))
     found = doctor.examine(machine)
     assert [(check.group, check.name) for check in found] == [
