@@ -327,23 +327,25 @@ def _rises(stacked: Stacked, baseline: Stacked) -> Float64s:
 
 def _common_cause(stacked: Stacked, baseline: Stacked, activity: Activity, rise: float, is_spot: bool) -> Cause:
     everyone = np.arange(len(stacked), dtype=np.intp)
+    threads = [
+        float(np.median([sum(share for _, share in s.patterns.threads) for s in of.summaries]))
+        for of in (stacked, baseline)
+    ]
+    crowded = ""
     if activity in ON_THE_CPU:
         crowded = _crowded_now(stacked, baseline, activity, rise)
-        if crowded:
+        # Whose core a thread of one's own takes, the interpreter or the host's, makes no difference: it is that thread.
+        is_own = threads[0] - threads[1] >= max(OWN_THREADS * rise / float(np.median(stacked.iteration_s)), BUSY_THREAD)
+        if crowded and not is_own:
             return Cause("cpu_contention", True, crowded, _NO_SINGLE_RANK)
-    if activity in _NOISY and not is_spot:
-        threads = [
-            float(np.median([sum(share for _, share in s.patterns.threads) for s in of.summaries]))
-            for of in (stacked, baseline)
-        ]
-        if threads[0] - threads[1] >= BUSY_THREAD:
-            return Cause(
-                "gil_contention",
-                False,
-                f"other Python threads of these processes run {threads[0] - threads[1]:.0%} of the time more than in "
-                "the healthy window, and the training thread takes longer for everything",
-                _NO_SINGLE_RANK,
-            )
+    if (crowded or (activity in _NOISY and not is_spot)) and threads[0] - threads[1] >= BUSY_THREAD:
+        return Cause(
+            "gil_contention",
+            False,
+            f"other Python threads of these processes run {threads[0] - threads[1]:.0%} of the time more than in "
+            "the healthy window, and the training thread takes longer for everything",
+            _NO_SINGLE_RANK,
+        )
     if activity == Activity.SYNC and _syncs(stacked) <= MORE_SYNCS * _syncs(baseline):
         return Cause(
             "unknown",
@@ -375,6 +377,8 @@ def _common_cause(stacked: Stacked, baseline: Stacked, activity: Activity, rise:
     return Cause("version_change", False, "the functions differ from those of the healthy window", _NO_SINGLE_RANK)
 
 
+OWN_THREADS = 0.5
+"""Part of the longer time that other threads of these processes must run more, to be what takes the cores."""
 MORE_SYNCS = 1.1
 """Times the synchronisations of the healthy window: there is a new one."""
 

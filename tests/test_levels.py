@@ -102,6 +102,17 @@ def test_everything_longer_for_want_of_a_core_is_contention(size: int) -> None:
     assert (made.verdict.scope, made.verdict.cause) == ("all", "cpu_contention")
 
 
+@pytest.mark.parametrize(("share", "cause"), [(0.9, "gil_contention"), (0.12, "cpu_contention")])
+def test_a_thread_of_the_ranks_own_that_takes_their_cores_is_told_and_not_the_host(share: float, cause: str) -> None:
+    doubled = {function: 2 * seconds for function, seconds in USUAL.items()}
+    slow = [
+        replace(summary, patterns=replace(summary.patterns, threads=(("copier", share),)))
+        for summary in job(2, doubled, granted=0.48)
+    ]
+    made = compared(slow, job(2, USUAL, granted=0.96))
+    assert (made.verdict.scope, made.verdict.cause) == ("all", cause)
+
+
 @pytest.mark.parametrize("granted", [0.65, 0.26])
 def test_a_slow_read_on_a_busier_host_is_still_a_slow_read(granted: float) -> None:
     made = compared(job(2, USUAL | {FETCH: 0.060}, granted=granted), job(2, USUAL, granted=0.85))
