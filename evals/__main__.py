@@ -187,7 +187,7 @@ def _run(options: argparse.Namespace) -> int:
     made = [done[one.key] for one in planned]
     print(board.table(made))
     if options.board:
-        _write(board.of_files(sorted(COMMITTED.glob("*.jsonl")), catalogue.load(options.cases)))
+        _write(board.of_files(sorted(COMMITTED.glob("*.jsonl")), catalogue.load(options.cases), _misses(options)))
     return 0 if board.passed(made) else 1
 
 
@@ -223,11 +223,16 @@ def _write(text: str) -> None:
     print(f"written: {HERE.name}/SCOREBOARD.md", file=sys.stderr)
 
 
+def _misses(options: argparse.Namespace) -> Path:
+    """They lie beside the cases."""
+    return Path(options.cases).parent / board.MISSES.name
+
+
 def _board(options: argparse.Namespace) -> int:
     files = options.files or sorted(COMMITTED.glob("*.jsonl"))
     if not files:
         raise CaseError("there are no results in evals/results yet; make some with `make evals`, or name files")
-    text = board.of_files(files, catalogue.load(options.cases))
+    text = board.of_files(files, catalogue.load(options.cases), _misses(options))
     if options.write:
         _write(text)
     else:

@@ -87,12 +87,13 @@ def _number(points: float) -> str:
 # SCOREBOARD.md.
 
 
-def of_files(paths: Sequence[Path], cases: Sequence[Case]) -> str:
-    """SCOREBOARD.md from files of results. What an earlier file holds of a case counts before a later one's."""
+def of_files(paths: Sequence[Path], cases: Sequence[Case], misses: Path) -> str:
+    """SCOREBOARD.md from files of results. What an earlier file holds of a case counts before a later one's. `misses`:
+    why some of these cases are missed, if there is such a file."""
     held = [files.read(path) for path in paths]
     sessions = [session for one in held for session in one.sessions]
     peers = [peer for one in held for peer in one.peers]
-    return markdown([row for one in held for row in one.rows], cases, sessions, read_misses(MISSES, cases), peers)
+    return markdown([row for one in held for row in one.rows], cases, sessions, read_misses(misses, cases), peers)
 
 
 def read_misses(file: Path, cases: Sequence[Case]) -> dict[str, str]:

@@ -176,7 +176,7 @@ def test_where_a_suite_cannot_run_its_cases_are_told_and_not_counted_and_tried_a
     assert "not run: it needs root" in shown.out and "1 of 1 entries" in shown.out
     cases = catalogue.load(tmp_path / "cases")
     assert "**Not run** and not counted, since it needs root: Q02." in board.of_files(
-        [tmp_path / "results.jsonl"], cases
+        [tmp_path / "results.jsonl"], cases, tmp_path / "none.toml"
     )
     assert run(tmp_path, "--resume") == 0
     assert "[2/2, " in capsys.readouterr().err
@@ -323,8 +323,8 @@ def test_the_first_file_counts_before_later_ones(tmp_path: Path) -> None:
         rows.start(file, SESSION, resume=False)
         rows.append(file, row("Q01", points))
     files = [tmp_path / "nominal.jsonl", tmp_path / "repeats.jsonl"]
-    assert "**1 of 1 entries" in board.of_files(files, known)
-    assert "**0 of 1 entries" in board.of_files(files[::-1], known)
+    assert "**1 of 1 entries" in board.of_files(files, known, tmp_path / "none.toml")
+    assert "**0 of 1 entries" in board.of_files(files[::-1], known, tmp_path / "none.toml")
 
 
 @pytest.mark.parametrize(
@@ -349,7 +349,9 @@ def test_the_committed_scoreboard_is_the_one_of_the_committed_results() -> None:
     files = sorted((Path(board.__file__).parent / "results").glob("*.jsonl"))
     if files:
         shown = (Path(board.__file__).parent / "SCOREBOARD.md").read_text()
-        assert shown == board.of_files(files, catalogue.load()), "write it again: python -m evals board --write"
+        assert shown == board.of_files(files, catalogue.load(), board.MISSES), (
+            "write it again: python -m evals board --write"
+        )
 
 
 # --- peers ---------------------------------------------------------------------------------------------------------
@@ -383,7 +385,7 @@ def test_a_peer_that_fails_is_told_with_its_last_words_and_stands_on_the_board(t
     file = tmp_path / "peers.jsonl"
     rows.start(file, SESSION, resume=False)
     rows.append(file, told)
-    text = board.of_files([file], [case])
+    text = board.of_files([file], [case], tmp_path / "none.toml")
     assert "| HTA 0.5.0 | 1 | 0 | 0 | 0 | 0 | 0 | 1 |" in text
     assert "| Q01 | HTA | - | exit status 3: no such kernel | - |" in text
 
