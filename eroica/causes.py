@@ -251,9 +251,13 @@ def _starved(
     ratio = _clock_ratio(stacked, ranks, peers, columns, "cpu_granted")
     if not np.isfinite(ratio) or excess_s <= 0:
         return ""
-    spent_s = float(np.median(stacked.beta[np.ix_(ranks, columns)].sum(1) * stacked.iteration_s[ranks]))
-    # With the peers' share of the core, the same work would have taken `ratio` times as long.
-    explained = spent_s * (1 - ratio) / excess_s
+    spent_s, usual_s = (
+        float(np.median(stacked.beta[np.ix_(rows, columns)].sum(1) * stacked.iteration_s[rows]))
+        for rows in (ranks, peers)
+    )
+    # With the peers' share of the core, the same work would have taken `ratio` times as long; and it is the peers' work
+    # that takes longer, not a sleep or a read that they do not have.
+    explained = min(spent_s * (1 - ratio), usual_s * (1 / max(ratio, 1e-9) - 1)) / excess_s
     if explained < STARVATION_EXPLAINS:
         return ""
     return (
