@@ -67,25 +67,35 @@ class Pass:
 
     def save(self, path: Path) -> None:
         """Write it so that nobody but this user reads it, at no moment."""
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(beside)
-        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            json.dump(asdict(self), file)
-        os.replace(beside, path)
+        write_private(path, json.dumps(asdict(self)))
 
 
-def load_pass(path: Path) -> Pass:
-    """Raises UserError for a file that others can read, or that is no pass."""
+def write_private(path: Path, text: str) -> None:
+    """Write a file so that nobody but this user reads it, and nobody half of it, at no moment."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(beside)
+    with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(beside, path)
+
+
+def read_private(path: Path, what: str) -> bytes:
+    """Read a "pass" or "token", as `what` says. Raises UserError if it cannot be read, or others can read it."""
     try:
         with open(path, "rb") as file:
             status = os.fstat(file.fileno())
             data = file.read(MOST_BYTES)
     except OSError as error:
-        raise UserError(f"{path}: the pass cannot be read ({error.strerror or error})") from None
+        raise UserError(f"{path}: the {what} cannot be read ({error.strerror or error})") from None
     if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o077:
-        raise UserError(f"{path}: a pass must be for its owner alone; chmod 600 it")
-    return as_pass(data, str(path))
+        raise UserError(f"{path}: a {what} must be for its owner alone; chmod 600 it")
+    return data
+
+
+def load_pass(path: Path) -> Pass:
+    """Raises UserError for a file that others can read, or that is no pass."""
+    return as_pass(read_private(path, "pass"), str(path))
 
 
 def as_pass(data: str | bytes, where: str) -> Pass:

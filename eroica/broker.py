@@ -24,7 +24,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from eroica.access import ALL_JOBS, Pass, is_loopback, load_pass, make_private, permissions, permissions_of_coordinator
+from eroica.access import (
+    ALL_JOBS,
+    Pass,
+    is_loopback,
+    load_pass,
+    make_private,
+    permissions,
+    permissions_of_coordinator,
+    write_private,
+)
 from eroica.errors import UnavailableError, UserError
 
 START_S = 10.0
@@ -187,13 +196,7 @@ class Broker:
                 "handshake_first": "auto",
             }
         path = self._folder / "nats-server.conf"
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(beside)
-        # Its format takes JSON.
-        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            json.dump(settings, file, indent=1)
-        os.replace(beside, path)
+        write_private(path, json.dumps(settings, indent=1))  # its format takes JSON
 
     def _start(self) -> None:
         log = self._folder / "nats-server.log"

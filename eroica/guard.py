@@ -14,19 +14,16 @@ import contextlib
 import hashlib
 import hmac
 import json
-import os
 import re
 import secrets
-import stat
 from collections import OrderedDict
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from eroica.access import is_loopback
+from eroica.access import is_loopback, read_private, write_private
 from eroica.answers import SCOPES
 from eroica.errors import UserError
 
-MOST_BYTES = 64 << 10
 MOST_BUCKETS = 4096
 """Of holders and addresses; the one unused for longest is forgotten."""
 SUFFIX = ".token"
@@ -47,24 +44,12 @@ class TokenFile:
 
     def save(self, path: Path) -> None:
         """Write it so that nobody but this user reads it, at no moment."""
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(beside)
-        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            json.dump(asdict(self), file)
-        os.replace(beside, path)
+        write_private(path, json.dumps(asdict(self)))
 
 
 def load_token(path: Path) -> TokenFile:
     """Raises UserError for a file that others can read, or that holds no token."""
-    try:
-        with open(path, "rb") as file:
-            status = os.fstat(file.fileno())
-            data = file.read(MOST_BYTES)
-    except OSError as error:
-        raise UserError(f"{path}: the token cannot be read ({error.strerror or error})") from None
-    if not stat.S_ISREG(status.st_mode) or status.st_mode & 0o077:
-        raise UserError(f"{path}: a token must be for its owner alone; chmod 600 it")
+    data = read_private(path, "token")
     try:
         plain = json.loads(data)
         known = {name: plain.get(name, "") for name in ("url", "name", "scope", "token", "ca")}

@@ -93,8 +93,8 @@ def _miscount(view: RankView, names: Mapping[str, str]) -> Departure | None:
         if len(points) <= TIMES or len(rates) != 1:
             continue
         rate, (step, calls) = rates.pop(), points[-1]
+        # Made by a rank that begins its step; within the step up to `rate` more come.
         due = calls - 1 + rate * (view.num_steps - step)
-        """Made by a rank that begins its step; within the step up to `rate` more come."""
         if not rate.is_integer() or due <= last[group] <= due + rate:
             continue
         odd = round(due - last[group] if last[group] < due else last[group] - due - rate)
