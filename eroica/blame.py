@@ -346,7 +346,8 @@ def _gather(stacked: Stacked, roles: Roles, roots: Indices, parts: list[Excess])
         name = stacked.functions[part.function] if part.function is not None else None
         told_apart = part.cause.cause == "unknown" or (
             part.activity in (Activity.PYTHON, Activity.INPUT, Activity.CHECKPOINT)
-            and part.cause.cause != "configuration"
+            # Where other work takes the core from a rank is chance: now in this function, now in that.
+            and part.cause.cause not in ("configuration", "cpu_contention")
         )
         place: object = (name.user_location or name.name) if name is not None and told_apart else None
         groups.setdefault((part.cause.cause, place), []).append(part)

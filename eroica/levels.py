@@ -47,6 +47,8 @@ than a hundredth (`localization.EXPECTED_BETA`), but small jobs load in the proc
 fifth for it knowingly: a quarter is no longer something beside the training."""
 ALIKE = 0.5
 """Ranks are alike if none has less than this share of the middle one, or more than its inverse."""
+MAY_LACK = 0.25
+"""So many of the ranks may lack what all have more of: one of four is an exception, two of four are a half."""
 SPOT_SHARE = 0.5
 """A function with this share of a rise is where it happens."""
 
@@ -219,6 +221,8 @@ def common_excess(
             continue
         if activity in _NOISY and rise < HOST_COMMON_EFFECT * before_s:
             continue
+        if not _is_of_most(stacked, baseline, activity, rise):
+            continue
         columns = [k for k, f in enumerate(stacked.functions) if f.activity == activity]
         grown = max(columns, key=lambda k: float(rises[k]), default=None)
         is_spot = grown is not None and float(rises[grown]) >= SPOT_SHARE * rise
@@ -240,6 +244,17 @@ def common_excess(
         cause = Cause("unknown", False, why, ())
         found.append(Excess(everyone, "all", "stable", None, None, gap, 0.0, 1.0, cause))
     return found
+
+
+def _is_of_most(stacked: Stacked, baseline: Stacked, activity: Activity, rise_s: float) -> bool:
+    """At most a quarter of the ranks lack the rise: the middle of two halves, of which one is slow, is nobody's.
+
+    True where other ranks reported than in the healthy window: who has how much more is not known then.
+    """
+    if not np.array_equal(stacked.ranks, baseline.ranks):
+        return True
+    now, then = (of.activity_beta[:, activity] * of.iteration_s for of in (stacked, baseline))
+    return float(np.sort(now - then)[int(MAY_LACK * len(now))]) >= ALIKE * rise_s
 
 
 def input_bound(stacked: Stacked, iteration_s: float) -> list[Excess]:

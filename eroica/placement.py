@@ -27,11 +27,13 @@ def placed(stacked: Stacked, drafts: Sequence[Draft], context: Context) -> list[
     """The drafts, those of contention given to the hosts whose it is; of several for one host the dearest stays."""
     kept: list[Draft] = []
     told: set[tuple[str, ...]] = set()
+    # Together: the excess of one rank may stand in several drafts, and who is slow is asked of a host's cores once.
+    slow = {rank for draft in drafts if _is_contention(draft) for rank in stacked.ranks[draft.ranks].tolist()}
     for draft in sorted(drafts, key=lambda d: -(d.impact.seconds_per_iteration or 0.0)):
-        if draft.cause.cause == "cpu_contention" and draft.scope in ("rank", "host") and len(draft.ranks):
+        if _is_contention(draft):
             ranks = set(stacked.ranks[draft.ranks].tolist())
             groups = [group for group in context.shared_cores if ranks & set(group.ranks)]
-            if groups and all(_is_of_host(group, ranks, stacked, context) for group in groups):
+            if groups and all(_is_of_host(group, slow, stacked, context) for group in groups):
                 made = _of_hosts(stacked, draft, groups)
                 if made.hosts in told:
                     continue
@@ -39,6 +41,11 @@ def placed(stacked: Stacked, drafts: Sequence[Draft], context: Context) -> list[
                 draft = made
         kept.append(draft)
     return kept
+
+
+def _is_contention(draft: Draft) -> bool:
+    """Ranks that want for a core, be they called by their numbers or by their host."""
+    return draft.cause.cause == "cpu_contention" and draft.scope in ("rank", "host") and len(draft.ranks) > 0
 
 
 def _is_of_host(group: SharedCores, slow: Set[int], stacked: Stacked, context: Context) -> bool:

@@ -11,6 +11,7 @@ from eroica.context import Context
 from eroica.critical_path import Activity
 from eroica.diagnosis import diagnose
 from eroica.findings import Diagnosis
+from eroica.levels import common_excess
 from eroica.pattern import Function, Summary, stack
 from eroica.utilisation import MU_SOURCES
 from tests import handmade as h
@@ -67,6 +68,14 @@ def test_the_function_that_grew_is_named_and_not_the_longest_of_its_kind() -> No
     before = {MATMUL: 0.060, FETCH: 0.040, COLLATE: 0.005}
     made = compared(job(4, before | {COLLATE: 0.035}), job(4, before))
     assert made.findings[0].function is not None and made.findings[0].function.name == "collate"
+
+
+@pytest.mark.parametrize("num_slow", [1, 2, 3])
+def test_what_half_of_the_ranks_do_longer_is_not_told_of_all(num_slow: int) -> None:
+    slow, usual = job(4, USUAL | {LOG: 0.030}), job(4, USUAL)
+    others = job(4, USUAL, idle=0.030)
+    found = common_excess(stack(slow[:num_slow] + others[num_slow:]), stack(usual), 0.110)
+    assert (Activity.PYTHON in {excess.activity for excess in found}) == (num_slow == 3)
 
 
 @SIZES

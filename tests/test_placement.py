@@ -14,6 +14,8 @@ from eroica.samplers.standout import shared_cores
 from eroica.utilisation import MU_SOURCES
 from tests import handmade as h
 
+FORWARD = Function(Activity.PYTHON, "forward", "train.py:30", "train.py:30")
+BACKWARD = Function(Activity.PYTHON, "backward", "train.py:60", "train.py:60")
 OPERATOR = Function(Activity.OPERATOR, "aten::mm", "train.py:7", "train.py:7")
 
 
@@ -28,19 +30,25 @@ def host(name: str, cpus: Sequence[str], first: int = 0, hog: str = "") -> list[
     return found
 
 
-def said(hosts: dict[str, list[Counted]], slow: Sequence[int], size: int = 8) -> Diagnosis:
-    """The slow ranks get half of the core that they want."""
+def said(
+    hosts: dict[str, list[Counted]], slow: Sequence[int], size: int = 8, strikes: Sequence[Function] = (OPERATOR,)
+) -> Diagnosis:
+    """The slow ranks get half of the core that they want, each of them in one of the functions that it strikes, by
+    turns."""
     of = {c["rank"]: name for name, every in hosts.items() for c in every if c["kind"] == "rank"}
     ranks = []
     for rank in range(size):
         own = 1.0 if rank in slow else 0.5
+        struck = strikes[rank % len(strikes)]
+        spent = {function: 0.5 / len(strikes) for function in strikes}
+        spent[struck] += own - 0.5
         ranks.append(
             h.Rank(
                 own=own,
                 length=1.1,
                 samples=[h.Sample(1.1 - own, work_before=own, channel=h.everyone(size))],
-                functions={OPERATOR: own},
-                mu={OPERATOR: 0.48 if rank in slow else 0.95},
+                functions=spent,
+                mu={function: 0.48 if rank in slow else 0.95 for function in strikes},
                 mu_source=MU_SOURCES.index("cpu_granted"),
                 has_device=False,
                 host=of[rank],
@@ -73,6 +81,12 @@ def test_where_others_are_as_crowded_and_not_slow_it_stays_with_the_ranks_of_the
     assert (finding.scope, finding.ranks) == ("rank", "2-3")
     (finding,) = said(hosts, [2]).findings
     assert (finding.scope, finding.ranks) == ("host", "0-7")
+
+
+def test_ranks_that_want_for_the_same_core_in_different_functions_are_one_finding() -> None:
+    hosts = {"a": host("a", ["0", "0", "1", "1", "2", "2", "3", "3"])}
+    (finding,) = said(hosts, [2, 3], strikes=(FORWARD, BACKWARD)).findings
+    assert (finding.cause, finding.scope, finding.ranks) == ("cpu_contention", "rank", "2-3")
 
 
 def test_a_rank_that_waits_on_a_core_of_its_own_is_named() -> None:
