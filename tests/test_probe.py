@@ -365,3 +365,33 @@ def test_a_process_does_not_end_before_the_last_callback_of_a_group_that_is_dest
     environ |= {"EROICA_RING_DIR": str(tmp_path / "rings"), "MEETING": str(tmp_path / "meeting")}
     done = subprocess.run([sys.executable, "-c", LATE_CALLBACK], env=environ, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "pending at the end: set()\n"), done.stderr
+
+
+LEAVING_LATE = """
+import atexit, os, threading, time
+left = []
+atexit.register(lambda: print("left the callback:", left))
+import eroica
+import torch, torch.distributed as dist
+from eroica.probe.recorder import RECORDER
+dist.init_process_group("gloo", init_method="file://" + os.environ["MEETING"], rank=0, world_size=1)
+dist.barrier()
+dist.destroy_process_group()
+
+def leave():
+    RECORDER.tellers.add(threading.get_native_id())  # as a thread of the group that has told an end
+    until = time.thread_time() + 0.3
+    while time.thread_time() < until:
+        pass
+    left.append(True)
+
+threading.Thread(target=leave, daemon=True).start()
+"""
+
+
+@pytest.mark.slow
+def test_a_process_does_not_end_before_threads_have_left_their_callbacks(tmp_path: Path) -> None:
+    environ = {name: value for name, value in os.environ.items() if "RANK" not in name}
+    environ |= {"EROICA_RING_DIR": str(tmp_path / "rings"), "MEETING": str(tmp_path / "meeting")}
+    done = subprocess.run([sys.executable, "-c", LEAVING_LATE], env=environ, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "left the callback: [True]\n"), done.stderr

@@ -35,7 +35,8 @@ _PASSING = (StopIteration, StopAsyncIteration, GeneratorExit, SystemExit, Keyboa
 LAST_CALLBACKS_NS = 5_000_000_000
 """For callbacks of operations of a process group that is destroyed: they come within a moment, or never."""
 LEAVING_NS = 50_000_000
-"""For a thread to leave a callback, on a busy host; once per process."""
+"""For a thread to leave a callback where nobody can say whether it has; once per process."""
+_THREADS = "/proc/self/task"
 MOST_HANDLED = 16
 """Notes on exceptions that were being dealt with when a call was made. Training may run in an `except` for good (a
 restart after an error): one and the same exception is noted once."""
@@ -61,8 +62,8 @@ class Recorder:
         """Optimizer steps that are under way, one inside of the other."""
         self.pending: set[int] = set()
         """Records whose end a thread of the process group will tell."""
-        self.told_ns = 0
-        """When one was told last."""
+        self.tellers: set[int] = set()
+        """Those threads, as the kernel numbers them."""
         self.capture = Capture(_is_from_signal_handler)
         """Windows that an agent asks for."""
         self.thrift = Thrift()
@@ -209,9 +210,7 @@ class Recorder:
             if not distributed.is_initialized() and time.monotonic_ns() > until_ns:
                 break
             time.sleep(0.005)
-        # And the thread has yet to leave the callback.
-        while time.monotonic_ns() - self.told_ns < LEAVING_NS:
-            time.sleep(0.005)
+        _wait_for_leaving(self.tellers, until_ns)
         with contextlib.suppress(Exception):
             self.capture.finish(self.ring)
         if self.ring is not None:
@@ -236,6 +235,7 @@ class Recorder:
         FALLBACK.forked()
         self.depth = 0
         self.pending = set()
+        self.tellers = set()
         self._arming = allocate_lock()
         with contextlib.suppress(ValueError):
             gc.callbacks.remove(self.collect)
@@ -310,3 +310,25 @@ def _is_from_signal_handler(trace: TracebackType | None) -> bool:
 
 
 RECORDER = Recorder()
+
+
+def _wait_for_leaving(threads: set[int], until_ns: int) -> None:
+    """Until the threads that ran a callback have left it: they need the GIL once more to drop it, and would abort the
+    process if the interpreter had gone by then. On a crowded host that takes as long as it takes."""
+    if threads and not os.path.isdir(_THREADS):
+        time.sleep(LEAVING_NS / 1e9)
+        return
+    seen_at_rest = 0
+    while seen_at_rest < 2 and time.monotonic_ns() < until_ns:
+        seen_at_rest = seen_at_rest + 1 if all(map(_is_at_rest, threads)) else 0
+        time.sleep(0.001)
+
+
+def _is_at_rest(thread: int) -> bool:
+    """The thread sleeps, or has ended. It does not sleep for the GIL: reading lets go of that, which wakes it."""
+    try:
+        with open(f"{_THREADS}/{thread}/stat", "rb", buffering=0) as file:
+            state = file.read(4096).rpartition(b")")[2].split()[0]
+    except OSError:
+        return True
+    return state in (b"S", b"Z", b"X")
