@@ -301,19 +301,20 @@ BUSY_THREAD = 0.1
 interpreter."""
 
 
+def other_threads(stacked: Stacked, rows: npt.NDArray[np.intp]) -> float:
+    """How much of the time other Python threads than the one that trains run, all together, in the middle of these
+    ranks. They are named by numbers that differ from rank to rank, so only their sum compares."""
+    sums = [sum(share for _, share in stacked.summaries[w].patterns.threads) for w in rows]
+    return float(np.median(sums)) if sums else 0.0
+
+
 def busy_thread(stacked: Stacked, ranks: npt.NDArray[np.intp], peers: npt.NDArray[np.intp]) -> str:
     """Sentence about a host thread that runs on these ranks and not on their peers; "" if there is none."""
-    mine = [dict(stacked.summaries[w].patterns.threads) for w in ranks]
-    # Threads are named by numbers that differ from rank to rank, so only their sum compares.
-    usual = (
-        float(np.median([sum(share for _, share in stacked.summaries[w].patterns.threads) for w in peers]))
-        if len(peers)
-        else 0.0
-    )
-    rise = float(np.median([sum(threads.values()) for threads in mine])) - usual
-    if rise < BUSY_THREAD or not mine[0]:
+    threads = dict(stacked.summaries[ranks[0]].patterns.threads)
+    rise = other_threads(stacked, ranks) - other_threads(stacked, peers)
+    if rise < BUSY_THREAD or not threads:
         return ""
-    name = max(mine[0], key=lambda thread: mine[0][thread])
+    name = max(threads, key=lambda thread: threads[thread])
     return f"another Python thread ({name}) runs {rise:.0%} of the time more than on the peers"
 
 

@@ -24,6 +24,7 @@ from eroica.causes import (
     cause_of,
     granted,
     launches_block,
+    other_threads,
 )
 from eroica.changes import Change, of_versions, sentence
 from eroica.collectives import Float64s
@@ -342,22 +343,19 @@ def _rises(stacked: Stacked, baseline: Stacked) -> Float64s:
 
 def _common_cause(stacked: Stacked, baseline: Stacked, activity: Activity, rise: float, is_spot: bool) -> Cause:
     everyone = np.arange(len(stacked), dtype=np.intp)
-    threads = [
-        float(np.median([sum(share for _, share in s.patterns.threads) for s in of.summaries]))
-        for of in (stacked, baseline)
-    ]
+    threads = other_threads(stacked, everyone) - other_threads(baseline, np.arange(len(baseline), dtype=np.intp))
     crowded = ""
     if activity in ON_THE_CPU:
         crowded = _crowded_now(stacked, baseline, activity, rise)
         # Whose core a thread of one's own takes, the interpreter or the host's, makes no difference: it is that thread.
-        is_own = threads[0] - threads[1] >= max(OWN_THREADS * rise / float(np.median(stacked.iteration_s)), BUSY_THREAD)
+        is_own = threads >= max(OWN_THREADS * rise / float(np.median(stacked.iteration_s)), BUSY_THREAD)
         if crowded and not is_own:
             return Cause("cpu_contention", True, crowded, _NO_SINGLE_RANK)
-    if (crowded or (activity in _NOISY and not is_spot)) and threads[0] - threads[1] >= BUSY_THREAD:
+    if (crowded or (activity in _NOISY and not is_spot)) and threads >= BUSY_THREAD:
         return Cause(
             "gil_contention",
             False,
-            f"other Python threads of these processes run {threads[0] - threads[1]:.0%} of the time more than in "
+            f"other Python threads of these processes run {threads:.0%} of the time more than in "
             "the healthy window, and the training thread takes longer for everything",
             _NO_SINGLE_RANK,
         )
