@@ -20,10 +20,9 @@ import numpy as np
 from eroica.collectives import Channel, Ledger, sample
 from eroica.communication import CollectiveKind
 from eroica.critical_path import NUM_ACTIVITIES, Activity
-from eroica.fabric.pacing import Limits, Order, Pacer, Phase, Seen, bounded
+from eroica.fabric.pacing import HARD_CAP_S, Limits, Order, Pacer, Phase, Seen, holds
 from eroica.fabric.parameters import Setting
 from eroica.fabric.simulator import Passage, Run, Steer, Steering, simulate
-from eroica.fabric.topology import Float64s
 from eroica.job import ProcessGroup, format_ranks
 from eroica.pattern import Coverage, Function, Patterns, Summary
 
@@ -152,35 +151,50 @@ def _names(setting: Setting) -> list[str]:
     return [f"g{n}" for n in range(setting.host.gpus if setting.workload.layout == "tensor" else 1)]
 
 
-def _sharing(setting: Setting) -> list[tuple[str, ...]]:
-    """Groups that share upper links go two abreast."""
-    names = _names(setting)
-    return [tuple(names[0::2]), tuple(names[1::2])] if len(names) > 2 else []
+def sharing(setting: Setting) -> list[tuple[str, ...]]:
+    """Groups that share upper links go in turns, as many abreast as can fill these: their own cards bound them."""
+    names, fabric = _names(setting), setting.fabric
+    abreast = max(1, round(len(names) / fabric.oversubscription))
+    if fabric.by_rail or setting.hosts <= fabric.hosts_per_leaf or abreast >= len(names):
+        return []
+    return [tuple(names[n::abreast]) for n in range(abreast) if len(names[n::abreast]) > 1]
 
 
-def _waits(setting: Setting, passage: Passage, held_s: Float64s) -> dict[str, Float64s]:
-    """What each member would have waited had it not been held."""
-    names, gpus = _names(setting), setting.host.gpus
-    waits = {}
-    for g, name in enumerate(names):
-        rows = slice(g, None, gpus) if len(names) > 1 else slice(None)
-        waits[name] = np.maximum(passage.begin_s[g] - (passage.enter_s[rows] - held_s[rows]), 0.0)
-    return waits
+def _rows(setting: Setting, g: int) -> slice:
+    """Ranks of a group."""
+    return slice(g, None, setting.host.gpus) if setting.workload.layout == "tensor" else slice(None)
+
+
+def _seen(setting: Setting, passage: Passage) -> Seen:
+    """What the ring records of an iteration would show of its waits, holds taken out."""
+    waits, begun = {}, {}
+    for g, name in enumerate(_names(setting)):
+        # Without a hold a rank enters when it is ready, and the reduction before is done.
+        before = np.concatenate([[0.0], passage.done_s[g, :-1]])
+        entered = np.maximum(passage.ready_s[_rows(setting, g)], before)
+        last = np.broadcast_to(entered.max(axis=0), entered.shape)
+        waits[name], begun[name] = last - entered, last
+    return Seen(passage.step, passage.length_s, waits, begun)
 
 
 def _steering(setting: Setting, order: Order, limits: Limits) -> Steering:
     """What ranks make of an order that they have just received."""
-    names, gpus = _names(setting), setting.host.gpus
-    delay = np.zeros((setting.ranks, setting.workload.buckets))
+    names, buckets = _names(setting), setting.workload.buckets
+    delay, until = np.zeros((setting.ranks, buckets)), np.zeros((len(names), buckets))
     for g, name in enumerate(names):
-        rows = range(g, setting.ranks, gpus) if len(names) > 1 else range(setting.ranks)
-        for member, r in enumerate(rows):
-            for b in range(setting.workload.buckets):
-                delay[r, b] = order.delay_of(name, member, b, age_s=0.0, cap_s=limits.max_delay_s)
+        held = delay[_rows(setting, g)]
+        told = order.not_before_s.get(name, ())
+        until[g, : len(told)] = told
+        for b in range(min(buckets, len(told))):
+            for member in range(len(held)):
+                # Of who comes so early that the moment cuts nothing: it does when the rank comes.
+                held[member, b] = order.delay_of(
+                    name, member, b, age_s=0.0, cap_s=limits.max_delay_s, since_s=-HARD_CAP_S
+                )
     after = np.array([names.index(order.after[n]) if n in order.after else -1 for n in names])
     if order.dry_run:
         after[:] = -1
-    return Steering(delay, after, order.patience_s)
+    return Steering(delay, after, order.patience_s, until)
 
 
 def by_policy(setting: Setting, pacer: Pacer) -> Steer:
@@ -188,14 +202,11 @@ def by_policy(setting: Setting, pacer: Pacer) -> Steer:
     clock_s, received_s = 0.0, 0.0
     order: Order | None = None
     steering: Steering | None = None
-    nothing = np.zeros((setting.ranks, setting.workload.buckets))
 
     def steer(passage: Passage) -> Steering | None:
         nonlocal clock_s, received_s, order, steering
         clock_s += passage.length_s
-        held = steering.delay_s if steering is not None else nothing
-        seen = Seen(passage.step, passage.length_s, _waits(setting, passage, held))
-        sent = pacer.observe(seen, clock_s)
+        sent = pacer.observe(_seen(setting, passage), clock_s)
         if sent is not None:
             order, received_s = sent, clock_s
             steering = _steering(setting, sent, pacer.limits) if sent.delay_s or sent.after else None
@@ -206,25 +217,29 @@ def by_policy(setting: Setting, pacer: Pacer) -> Steer:
     return steer
 
 
-def at_all_times(setting: Setting, limits: Limits) -> Steer:
-    """Every rank held for the low quantile of its recent waits, whatever that gives."""
-    recent: deque[dict[str, Float64s]] = deque(maxlen=limits.memory)
-    lengths: deque[float] = deque(maxlen=limits.memory)
-    names, gpus = _names(setting), setting.host.gpus
-    after = {b: a for chain in _sharing(setting) for a, b in pairwise(chain)}
-    turns = np.array([names.index(after[n]) if n in after else -1 for n in names])
-    held = np.zeros((setting.ranks, setting.workload.buckets))
+REFRESH = 10
+"""Iterations for which moments stand in a job that is held at all times."""
 
-    def steer(passage: Passage) -> Steering:
-        nonlocal held
-        recent.append(_waits(setting, passage, held))
+
+def at_all_times(setting: Setting, limits: Limits) -> Steer:
+    """Every early rank held until the last one usually comes, groups in turn, whatever that gives."""
+    recent: deque[Seen] = deque(maxlen=limits.memory)
+    lengths: deque[float] = deque(maxlen=limits.memory)
+    chains = sharing(setting) if limits.orders_groups else []
+    after = {b: a for chain in chains for a, b in pairwise(chain)}
+    steering: Steering | None = None
+
+    def steer(passage: Passage) -> Steering | None:
+        nonlocal steering
+        recent.append(_seen(setting, passage))
         lengths.append(passage.length_s)
-        usual_s = float(np.median(lengths))
-        held = np.zeros_like(held)
-        for g, name in enumerate(names):
-            rows = slice(g, None, gpus) if len(names) > 1 else slice(None)
-            held[rows] = bounded([seen[name] for seen in recent], limits, name, usual_s)
-        return Steering(held, turns, min(limits.max_delay_s, limits.iteration_share * usual_s))
+        if len(recent) == limits.memory and passage.step % REFRESH == 0:
+            usual_s = float(np.median(lengths))
+            delays, until = holds(recent, limits, usual_s)
+            patience_s = min(limits.max_delay_s, limits.iteration_share * usual_s)
+            order = Order(passage.step, 0.0, limits.ttl_s, delays, after, patience_s, not_before_s=until)
+            steering = _steering(setting, order, limits)
+        return steering
 
     return steer
 
@@ -264,7 +279,8 @@ _T95 = (math.inf, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 """Student's t, 97.5 %, by degrees of freedom."""
 
 
-def _mean(values: Sequence[float]) -> Mean:
+def mean_of(values: Sequence[float]) -> Mean:
+    """With Student's interval; none of a single value."""
     column = np.array(values)
     if len(column) < 2:
         return Mean(float(column.mean()), math.nan, math.nan)
@@ -286,22 +302,22 @@ def compare(
         progress(f"{setting.hosts} hosts, seed {seed}")
         alone.append(simulate(setting, iterations, seed, detail=0))
         held.append(simulate(setting, iterations, seed, detail=0, steer=at_all_times(setting, limits)))
-        pacer = Pacer(limits, sharing=_sharing(setting))
+        pacer = Pacer(limits, sharing=sharing(setting))
         policy.append(simulate(setting, iterations, seed, detail=0, steer=by_policy(setting, pacer)))
         pacers.append(pacer)
 
     def gains(runs: Sequence[Run]) -> Mean:
         pairs = zip(alone, runs, strict=True)
-        return _mean([float(a.length_s.mean() / b.length_s.mean()) - 1 for a, b in pairs])
+        return mean_of([float(a.length_s.mean() / b.length_s.mean()) - 1 for a, b in pairs])
 
     return Row(
         hosts=setting.hosts,
         ranks=setting.ranks,
-        iteration_s=_mean([float(r.length_s.mean()) for r in alone]),
-        cv=_mean([r.variation for r in alone]),
-        held_cv=_mean([r.variation for r in held]),
+        iteration_s=mean_of([float(r.length_s.mean()) for r in alone]),
+        cv=mean_of([r.variation for r in alone]),
+        held_cv=mean_of([r.variation for r in held]),
         held_gain=gains(held),
-        policy_cv=_mean([r.variation for r in policy]),
+        policy_cv=mean_of([r.variation for r in policy]),
         policy_gain=gains(policy),
         kept_on=sum(p.phase is Phase.ON for p in pacers),
         trials=sum(sum(c.phase is Phase.TRIAL for c in p.changes) for p in pacers),

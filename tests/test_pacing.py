@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,10 +13,10 @@ from hypothesis import strategies as st
 
 from eroica.cli import main
 from eroica.errors import UserError
-from eroica.fabric.pacing import HARD_CAP_S, Limits, Order, Pacer, Phase, Seen, bounded, dispersion, judge
-from eroica.fabric.parameters import Host, Setting
-from eroica.fabric.simulator import simulate
-from eroica.simulation import by_policy, compare
+from eroica.fabric.pacing import HARD_CAP_S, Limits, Order, Pacer, Phase, Seen, bounded, dispersion, holds, judge
+from eroica.fabric.parameters import Fabric, Host, Noise, Setting, Workload
+from eroica.fabric.simulator import Passage, Steering, simulate
+from eroica.simulation import alone, at_all_times, by_policy, compare
 
 SHORT = Limits(memory=4, block=4, most_blocks=12, rest=20, again=40, ttl_s=5.0)
 
@@ -104,6 +105,62 @@ def test_a_lying_rank_moves_no_delay_of_another() -> None:
     assert one[:2] == other[:2] and sum(other[2]) <= 0.2 * 0.2 + 1e-9
 
 
+def told(step: int, late: int = 3) -> Seen:
+    """Four members, of which one comes 30 ms after the others, who come at 50 ms."""
+    waits = np.full((4, 1), 0.03)
+    waits[late] = 0.0
+    return Seen(step, 0.2, {"g": waits}, {"g": np.full((4, 1), 0.08)})
+
+
+def test_early_ranks_are_held_until_the_last_one_usually_comes_and_late_ones_are_not() -> None:
+    pacer = Pacer(Limits(memory=4, block=4))
+    orders = [pacer.observe(told(step), step * 0.2) for step in range(20)]
+    order = next(o for o in orders if o is not None and o.delay_s)
+    assert order.not_before_s == {"g": (0.08,)}
+
+    def held(since_s: float | None, member: int = 0) -> float:
+        return order.delay_of("g", member, 0, age_s=0.0, cap_s=0.05, since_s=since_s)
+
+    assert held(0.05) == pytest.approx(0.03) and held(0.07) == pytest.approx(0.01)
+    assert held(0.08) == held(0.3) == 0.0  # as late as the last one, or later
+    assert held(0.0) == pytest.approx(0.03)  # no longer than it usually waits, however early
+    assert held(0.05, member=3) == 0.0  # it never waits, so it is never early
+    assert held(None) == held(math.nan) == 0.0  # it cannot tell how late it is
+
+
+@given(
+    st.lists(st.floats(allow_nan=True, allow_infinity=True), min_size=8, max_size=8),
+    st.floats(allow_nan=True, allow_infinity=True),
+    st.floats(0, 0.2),
+)
+def test_whatever_moments_ranks_claim_nobody_is_held_beyond_the_cap_or_the_moment(
+    claims: list[float], since_s: float, cap_s: float
+) -> None:
+    begun = np.array(claims).reshape(4, 2)
+    recent = [Seen(step, 0.2, {"g": np.abs(begun)}, {"g": begun}) for step in range(4)]
+    delays, until = holds(recent, Limits(max_delay_s=cap_s), 0.2)
+    order = Order(1, 0.0, 10.0, delays, {}, 0.0, not_before_s=until)
+    for member in range(4):
+        held = [order.delay_of("g", member, k, age_s=0.0, cap_s=cap_s, since_s=since_s) for k in range(3)]
+        assert all(0 <= h <= cap_s for h in held)
+        assert all(h == 0 or since_s + h <= until["g"][k] + 1e-9 for k, h in enumerate(held))
+
+
+def test_a_lying_rank_moves_no_moment() -> None:
+    honest = told(0).begun_s["g"]
+    for lie in (0.0, 1e6, math.nan, -1.0, math.inf):
+        begun = honest.copy()
+        begun[2] = lie
+        recent = [Seen(step, 0.2, told(step).wait_s, {"g": begun}) for step in range(4)]
+        assert holds(recent, Limits(), 0.2)[1] == {"g": (0.08,)}
+
+
+def test_without_moments_of_all_groups_ranks_are_held_for_a_time() -> None:
+    both = {"g": np.full((4, 1), 0.03), "h": np.full((4, 1), 0.02)}
+    delays, until = holds([Seen(step, 0.2, both, {"g": both["g"]}) for step in range(4)], Limits(), 0.2)
+    assert until == {} and delays["h"][0] == (0.02,)
+
+
 def test_a_rehearsal_says_what_it_would_do_and_holds_nobody() -> None:
     pacer, orders = Pacer(Limits(memory=4, block=4, dry_run=True)), []
     for step in range(60):
@@ -146,6 +203,56 @@ def test_on_the_model_the_policy_costs_little_where_it_cannot_help(seed: int) ->
     paced = simulate(setting, 120, seed, steer=by_policy(setting, pacer))
     assert paced.length_s.mean() < 1.02 * free.length_s.mean()
     assert paced.delay_s.max() <= SHORT.max_delay_s
+
+
+def test_held_at_all_times_an_iteration_takes_as_long_as_before_since_no_late_rank_is_held() -> None:
+    setting = Setting(hosts=4, noise=Noise(scatter=0.03, background=None))
+    free = simulate(setting, 150, 0)
+    held = simulate(setting, 150, 0, steer=at_all_times(setting, Limits()))
+    assert held.delay_s.max() > 0.001
+    assert held.length_s.mean() == pytest.approx(free.length_s.mean(), rel=0.003)
+    waited = held.begin_s[:, 0, 1:] - held.enter_s[:, :, 1:].min(axis=1)
+    would_have = free.begin_s[:, 0, 1:] - free.enter_s[:, :, 1:].min(axis=1)
+    assert waited.mean() < 0.9 * would_have.mean()
+
+
+def test_in_jitter_without_contention_the_trials_find_no_gain_and_pacing_is_off() -> None:
+    setting = alone(Setting(hosts=2, host=Host(gpus=4)), "imbalance")
+    pacer = Pacer(SHORT)
+    simulate(setting, 240, 0, steer=by_policy(setting, pacer))
+    phases = [change.phase for change in pacer.changes]
+    assert pacer.verdicts and Phase.ON not in phases and Phase.RESTING in phases
+    assert all("no gain" in change.why for change in pacer.changes if change.phase is Phase.RESTING)
+
+
+def test_where_waiting_ranks_slow_their_host_holding_them_helps_the_late_one() -> None:
+    setting = Setting(
+        hosts=2,
+        host=Host(gpus=4),
+        workload=Workload(crowding=0.5),
+        noise=Noise(scatter=0.0, stalls=None, background=None, straggler=1),
+    )
+    free = simulate(setting, 80, 0)
+    undisturbed = replace(setting, workload=replace(setting.workload, crowding=0.0))
+    held = simulate(setting, 80, 0, steer=at_all_times(setting, Limits(quantile=0.0)))
+    best = simulate(undisturbed, 80, 0)
+    assert free.length_s[-1] > held.length_s[-1] >= best.length_s[-1] * (1 - 1e-9)
+
+
+def test_where_reductions_that_meet_lose_goodput_groups_in_turns_lose_less() -> None:
+    setting = Setting(
+        hosts=4,
+        host=Host(gpus=2),
+        fabric=Fabric(hosts_per_leaf=1, oversubscription=2.0, meeting_loss=0.8, goodput_loss=0.0, spread=True),
+        workload=Workload(layout="tensor", buckets=2, compute_s=0.01),
+        noise=Noise(scatter=0.0, stalls=None, background=None),
+    )
+    free = simulate(setting, 2, 0)
+
+    def in_turns(passage: Passage) -> Steering:
+        return Steering(np.zeros((8, 2)), np.array([-1, 0]), 1.0)
+
+    assert simulate(setting, 2, 0, steer=in_turns).length_s[1] < 0.85 * free.length_s[1]
 
 
 def test_groups_that_share_a_link_go_one_after_another_in_a_trial() -> None:

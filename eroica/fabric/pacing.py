@@ -6,11 +6,12 @@ stands. It does not send, sleep or read a clock. What it may ask is bounded thre
 order's own time to live, and by `Order.delay_of`, which whoever holds a rank back must use: it refuses what is too
 long or too old, so that a lying rank, coordinator or message makes nobody wait longer than the cap, nor after the TTL.
 
-Early ranks are held for a low quantile of what they have waited lately, never for a prediction, and groups that share a
-link may be told to go one after another. Neither is believed to help: the policy runs trials, blocks of iterations
-with and without it, and stays on only while a sequential test says that throughput or steadiness gains and neither
-loses. `docs/fabric-model.md` tells what that gave on the model. Used by `simulation`; the gate in the probe and the
-coordinator's commands build on `Order`.
+Early ranks are held until a moment of their own iteration: when the last one has come lately, by a low quantile, so
+that who is late is not held; and at most for what they usually wait. Where nobody can tell moments, they are held for a
+low quantile of their waits instead. Groups that share a link may be told to go one after another. None of it is
+believed to help: the policy runs trials, blocks of iterations with and without it, and stays on only while a sequential
+test says that throughput or steadiness gains and neither loses. `docs/fabric-model.md` tells what that gave on the
+model. Used by `simulation`; the gate in the probe and the coordinator's commands build on `Order`.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class Limits:
     ttl_s: float = 10.0
     """An order that is not renewed ends by itself."""
     quantile: float = 0.1
-    """Of a rank's recent waits: what it is held for. Nine times of ten it would have waited longer."""
+    """Of the moments at which the last rank came lately: nobody is held beyond. Nine times of ten the last one comes
+    later, and is not held. Where moments are not known: of a rank's recent waits, for which it is held then."""
     memory: int = 20
     """Iterations that count as recent."""
     orders_groups: bool = True
@@ -124,16 +126,30 @@ class Order:
     """A group goes anyway when it has waited for the other so long."""
     dry_run: bool = False
     version: int = VERSION
+    not_before_s: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """By group, for each of its reductions: until when members are to be held, by the time since their own iteration
+    began. `delay_s` bounds that for each of them. Empty: they are held for `delay_s`, whenever they come."""
 
-    def delay_of(self, group: str, member: int, reduction: int, *, age_s: float, cap_s: float) -> float:
+    def delay_of(
+        self, group: str, member: int, reduction: int, *, age_s: float, cap_s: float, since_s: float | None = None
+    ) -> float:
         """What a rank may really be held for: 0 for an order that is too old, of another version or only a rehearsal,
-        for a member that it does not know, and for numbers that are none; never more than the receiver's own cap."""
+        for a member that it does not know, and for numbers that are none; never more than the receiver's own cap.
+
+        `since_s`: how long the rank's own iteration is under way. Of an order with moments, nobody is held who cannot
+        tell it."""
         delays = self.delay_s.get(group, ())
         # The TTL is the sender's word: a receiver believes no more than it would have sent.
         is_valid = self.version == VERSION and not self.dry_run and 0 <= age_s <= min(self.ttl_s, LONGEST_TTL_S)
         if not is_valid or not 0 <= member < len(delays) or not 0 <= reduction < len(delays[member]):
             return 0.0
         delay = delays[member][reduction]
+        if self.not_before_s:
+            moments = self.not_before_s.get(group, ())
+            if since_s is None or not math.isfinite(since_s) or not reduction < len(moments):
+                return 0.0
+            left = moments[reduction] - since_s
+            delay = min(delay, left) if math.isfinite(left) else 0.0
         return min(delay, cap_s, HARD_CAP_S) if math.isfinite(delay) and delay > 0 else 0.0
 
 
@@ -145,6 +161,9 @@ class Seen:
     length_s: float
     wait_s: Mapping[str, Float64s]
     """Group -> (members, reductions) from entering to the last member's entering; NaN = not known."""
+    begun_s: Mapping[str, Float64s] = field(default_factory=dict)
+    """Group -> (members, reductions) from the beginning of the member's own iteration to the last member's entering, as
+    this one saw it: own entering and `wait_s`. NaN = not known; no entry: nobody can tell, and holds are fixed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +190,32 @@ LEAST_S = 1e-4
 """Shorter delays are not worth a timer."""
 
 
-def bounded(waits: Sequence[Float64s], limits: Limits, group: str, length_s: float) -> Delays:
-    """Delay of each member at each of its reductions: a low quantile of what it waited there lately, bounded.
+USUAL = 0.5
+"""Quantile of a rank's recent waits that bounds a hold until a moment: a rank that seldom waits is seldom early, and a
+moment that is wrong costs no more than it usually loses."""
+
+
+def moments(begun: Sequence[Float64s], quantile: float) -> tuple[float, ...]:
+    """When the last member came to each reduction lately, by a low quantile over iterations; NaN where nobody knows.
+
+    Of what members say of one iteration the median counts, so that one who lies or whose clock jumps moves nothing."""
+    if not begun or len({b.shape for b in begun}) != 1 or begun[0].ndim != 2 or not begun[0].size:
+        return ()
+    table = np.array(begun)
+    table = np.where(np.isfinite(table) & (table >= 0), table, np.nan)
+    # Of a reduction that any iteration lacks nothing is said.
+    is_known = np.isfinite(table).any(axis=1).all(axis=0)
+    said = np.full(table.shape[2], np.nan)
+    if is_known.any():
+        said[is_known] = np.quantile(np.nanmedian(table[:, :, is_known], axis=1), quantile, axis=0)
+    return tuple(said.tolist())
+
+
+def bounded(
+    waits: Sequence[Float64s], limits: Limits, group: str, length_s: float, quantile: float | None = None
+) -> Delays:
+    """Delay of each member at each of its reductions: a quantile of what it waited there lately, bounded. The limits'
+    low one unless another is given.
 
     A member whose waits are not all known is not held. Who claims to have waited for ever is held for the cap at most,
     and that is all that the others can come to wait for it."""
@@ -181,13 +224,30 @@ def bounded(waits: Sequence[Float64s], limits: Limits, group: str, length_s: flo
     table = np.array(waits)
     cap = limits.cap_s(group)
     known = np.asarray(np.isfinite(table).all(axis=(0, 2)))
-    low = np.quantile(np.where(np.isfinite(table), np.maximum(table, 0.0), 0.0), limits.quantile, axis=0)
+    quantile = limits.quantile if quantile is None else quantile
+    low = np.quantile(np.where(np.isfinite(table), np.maximum(table, 0.0), 0.0), quantile, axis=0)
     held = np.where(known[:, None], np.minimum(low, cap), 0.0)
     most = limits.iteration_share * length_s
     total = held.sum(axis=1, keepdims=True)
     held = held * np.minimum(1.0, most / np.maximum(total, 1e-12))
     held = np.where(held >= LEAST_S, held, 0.0)
     return tuple(tuple(row) for row in held.tolist())
+
+
+def holds(
+    recent: Sequence[Seen], limits: Limits, length_s: float
+) -> tuple[dict[str, Delays], dict[str, tuple[float, ...]]]:
+    """For each group: delays, and until when, if all of the recent iterations tell that of all groups."""
+    delays: dict[str, Delays] = {}
+    until: dict[str, tuple[float, ...]] = {}
+    groups = list(recent[-1].wait_s) if recent else []
+    has_moments = all(group in seen.begun_s for seen in recent for group in groups)
+    for group in groups:
+        waits = [seen.wait_s[group] for seen in recent if group in seen.wait_s]
+        delays[group] = bounded(waits, limits, group, length_s, USUAL if has_moments else None)
+        if has_moments:
+            until[group] = moments([seen.begun_s[group] for seen in recent], limits.quantile)
+    return delays, until
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +310,7 @@ class Pacer:
         self.changes: list[Change] = []
         self.verdicts: list[Verdict] = []
         self._sharing = [tuple(names) for names in sharing if len(names) > 1]
-        self._recent: deque[Mapping[str, Float64s]] = deque(maxlen=limits.memory)
+        self._recent: deque[Seen] = deque(maxlen=limits.memory)
         self._spread: deque[float] = deque(maxlen=limits.memory)
         self._lengths: deque[float] = deque(maxlen=limits.memory)
         self._number = 0
@@ -273,7 +333,7 @@ class Pacer:
         was = self._is_paced
         if not was:
             # Waits under pacing are what pacing left of them.
-            self._recent.append(seen.wait_s)
+            self._recent.append(seen)
             self._spread.append(dispersion(seen))
         self._lengths.append(seen.length_s)
         self._step(seen)
@@ -345,12 +405,11 @@ class Pacer:
         self._number += 1
         self._sent_s = now_s
         delays: dict[str, Delays] = {}
+        until: dict[str, tuple[float, ...]] = {}
         after: dict[str, str] = {}
         length_s = float(np.median(self._lengths)) if self._lengths else 0.0
         if self._is_paced:
-            for group in self._recent[-1] if self._recent else ():
-                waits = [seen[group] for seen in self._recent if group in seen]
-                delays[group] = bounded(waits, self.limits, group, length_s)
+            delays, until = holds(self._recent, self.limits, length_s)
             if self.limits.orders_groups:
                 for names in self._sharing:
                     after |= dict(zip(names[1:], names, strict=False))
@@ -362,4 +421,5 @@ class Pacer:
             after=after,
             patience_s=min(self.limits.max_delay_s, self.limits.iteration_share * length_s),
             dry_run=self.limits.dry_run,
+            not_before_s=until,
         )

@@ -81,6 +81,11 @@ class Fabric:
     """Share of a switch link that congestion control wastes when very many flows meet; with k flows 1 - loss (1 - 1/k)
     of it is left. Assumed: DCQCN and PFC (SIGCOMM 2015) lose some to oscillation and head-of-line blocking, and C4
     (arXiv 2406.04594) measures a gap of 30 % at 512 devices, most of which here comes from collisions already."""
+    meeting_loss: float = 0.0
+    """Share of a switch link that is lost besides when very many reductions of the job's own groups meet there; of n,
+    1 - loss (1 - 1/n) is left. Incast: what drops is sent again, all after it, too (go-back-N; IRN, SIGCOMM 2018), and
+    TCP waits for a time-out (Vasudevan, SIGCOMM 2009). Added after the policy, to look for what could make pacing gain:
+    0 in the headline, since PFC is there to prevent it; up to 0.5 in the box (assumed)."""
     base_latency_s: float = 8.4e-6
     """Of a collective. NCCL src/graph/tuning.cc, baseLat of Ring/Simple."""
     nvlink_latency_s: float = 3.4e-6
@@ -93,6 +98,7 @@ class Fabric:
         _need("oversubscription", self.oversubscription, 0.1, 64)
         _need("paths", self.paths, 1, 64)
         _need("goodput_loss", self.goodput_loss, 0, 0.9)
+        _need("meeting_loss", self.meeting_loss, 0, 0.9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +128,10 @@ class Workload:
     (DeepSeek-V3, arXiv 2412.19437), less what the rest makes up: assumed."""
     transfer_slowdown: float = 0.189
     """Longer computing while one transfers: mean over systems of arXiv 2507.03114 (40 % at most)."""
+    crowding: float = 0.0
+    """Longer computing of a rank while all the others of its host wait in a reduction; less where fewer do. Polling
+    takes power, cores and memory bandwidth from who still computes. Added after the policy, to look for what could make
+    pacing gain: 0 in the headline, since no figure was found; up to 0.1 in the box (assumed)."""
 
     def __post_init__(self) -> None:
         _need("compute_s", self.compute_s, 1e-6, 1e4)
@@ -131,6 +141,7 @@ class Workload:
         _need("buckets", self.buckets, 1, 256)
         _need("wait_slowdown", self.wait_slowdown, 0, 10)
         _need("transfer_slowdown", self.transfer_slowdown, 0, 10)
+        _need("crowding", self.crowding, 0, 1)
         if self.algorithm not in ("auto", "ring", "tree", "hierarchical"):
             raise UserError(f"{self.algorithm!r} is no algorithm of the model; it has auto, ring, tree, hierarchical")
         if self.layout not in ("data", "tensor"):

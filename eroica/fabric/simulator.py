@@ -53,10 +53,12 @@ def max_min(usage: Float64s, weight: Float64s, limit: Float64s, capacity: Float6
     return rate
 
 
-def goodput(job: Job, contenders: Float64s) -> Float64s:
-    """(K,) What a link carries of payload when so many flows meet on it."""
-    loss = job.setting.fabric.goodput_loss * job.is_switch
-    return job.capacity * (1 - loss * (1 - 1 / np.maximum(contenders, 1.0)))
+def goodput(job: Job, contenders: Float64s, reductions: Float64s) -> Float64s:
+    """(K,) What a link carries of payload when so many flows meet on it, of so many reductions."""
+    fabric = job.setting.fabric
+    loss = fabric.goodput_loss * job.is_switch * (1 - 1 / np.maximum(contenders, 1.0))
+    meeting = fabric.meeting_loss * job.is_switch * (1 - 1 / np.maximum(reductions, 1.0))
+    return job.capacity * (1 - loss) * (1 - meeting)
 
 
 class Traffic:
@@ -136,6 +138,9 @@ class Steering:
     """(groups,) Group whose reduction of the same bucket is to be done first; -1 = none."""
     patience_s: float = 0.0
     """A group goes anyway when it has waited for so long."""
+    not_before_s: Float64s | None = None
+    """(groups, buckets) From the start of the iteration: nobody is held beyond, and `delay_s` is the longest. The hold
+    begins when the rank is ready, and so may pass while the reduction before is still under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +294,9 @@ class _Network:
         usage = job.usage[rows]
         others = np.where(job.is_switch, self.traffic.flows, 0.0)
         flows = usage.sum(axis=0)
-        capacity = goodput(job, flows + others)
+        # Where groups are one, its channels are the streams: one reduction, however many there are.
+        reductions = (usage > 0).sum(axis=0) if len(job.groups) > 1 else np.ones(len(flows))
+        capacity = goodput(job, flows + others, reductions)
         self.rate[:] = 0.0
         if len(rows):
             # A neighbour splits its flows as we do, so that all flows have equal rights.
@@ -377,11 +384,34 @@ class _Iteration:
     def _enters(self, g: int, before_s: float) -> None:
         """The members go on to the group's next bucket: when ready, and through with the one before."""
         members, b = self._job.groups[g].ranks, self._at[g]
-        entered = np.maximum(self.ready[members, b], before_s)
+        if self._job.setting.workload.crowding:
+            self._crowd(members, b, before_s)
+        ready = self.ready[members, b]
+        entered = np.maximum(ready, before_s)
         if self._steering is not None:
-            entered = entered + self._steering.delay_s[members, b]
+            entered = self._steered(g, b, ready, before_s)
         self.enter[members, b] = entered
         heapq.heappush(self._events, (float(entered.max()), _ARRIVED, g, b))
+
+    def _steered(self, g: int, b: int, ready: Float64s, before_s: float) -> Float64s:
+        """When the members enter that are ready then."""
+        assert self._steering is not None
+        delay, until = self._steering.delay_s[self._job.groups[g].ranks, b], self._steering.not_before_s
+        if until is None:
+            return np.asarray(np.maximum(ready, before_s) + delay)
+        moment = until[g, b] if math.isfinite(until[g, b]) else 0.0
+        return np.maximum(ready + np.clip(moment - ready, 0.0, delay), before_s)
+
+    def _crowd(self, members: Intps, b: int, before_s: float) -> None:
+        """Who still computes is slowed by those of its host that wait already; to the first order of `crowding`."""
+        gpus = self._job.setting.host.gpus
+        if gpus == 1 or self._job.setting.workload.layout == "tensor":
+            return  # alone on its host as far as this group goes; in step with the others by the layout
+        ready = self.ready[members, b]
+        entered = np.maximum(ready, before_s) if self._steering is None else self._steered(0, b, ready, before_s)
+        rows, entered = ready.reshape(-1, gpus), entered.reshape(-1, gpus)
+        beside = np.maximum(rows[:, :, None] - entered[:, None, :], 0.0).sum(axis=2)
+        self.ready[members, b] = (rows + self._job.setting.workload.crowding / (gpus - 1) * beside).ravel()
 
     def _take(self, now: float, what: int, g: int, b: int) -> bool:
         """One event; True if streams began."""
