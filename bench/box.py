@@ -24,7 +24,8 @@ import numpy as np
 from eroica.fabric.pacing import Limits
 from eroica.fabric.parameters import Background, Fabric, Host, Noise, Setting, Stalls, Workload
 from eroica.fabric.simulator import Run, simulate
-from eroica.simulation import at_all_times, mean_of, sharing
+from eroica.gains import mean_of
+from eroica.simulation import at_all_times, sharing
 
 GAIN, CALM = 0.005, 0.1
 """Of throughput, and fall of the CV, that count as one: what a trial asks for, too."""
@@ -127,25 +128,29 @@ def wilson(hits: int, of: int) -> str:
 
 
 def table(samples: Sequence[dict[str, Any]]) -> str:
-    """Shares, by layout and way."""
+    """Shares, by layout and way; first what the policy would try: in turns where groups share links, else held."""
     lines = [
         f"| layout | way | gains {GAIN:.1%} or more, surely | loses as much, surely | CV falls by {CALM:.0%} "
         "| +11 % and CV halved | gain, 5 / 50 / 95 % of samples | best |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
+
+    def line(layout: str, way: str, rows: Sequence[tuple[float, dict[str, Any]]]) -> None:
+        gains = np.array([told["gain"]["value"] for _, told in rows])
+        sure = sum(told["gain"]["value"] >= GAIN and told["gain"]["low"] > 0 for _, told in rows)
+        lost = sum(told["gain"]["value"] <= -GAIN and told["gain"]["high"] < 0 for _, told in rows)
+        calm = sum(told["cv"] <= (1 - CALM) * cv for cv, told in rows)
+        both = sum(told["gain"]["value"] >= 0.11 and told["cv"] <= 0.5 * cv for cv, told in rows)
+        spread = " / ".join(f"{q:+.2%}" for q in np.quantile(gains, [0.05, 0.5, 0.95]))
+        shares = " | ".join(wilson(hits, len(rows)) for hits in (sure, lost, calm, both))
+        lines.append(f"| {layout} | {way} | {shares} | {spread} | {gains.max():+.1%} |")
+
+    line("both", "the policy's", [(s["cv"], s.get("in turns", s["held"])) for s in samples])
     for layout in ("data", "tensor"):
         for way in ("held", "in turns"):
-            rows = [s for s in samples if s["setting"]["workload"]["layout"] == layout and way in s]
-            if not rows:
-                continue
-            gains = np.array([s[way]["gain"]["value"] for s in rows])
-            sure = sum(s[way]["gain"]["value"] >= GAIN and s[way]["gain"]["low"] > 0 for s in rows)
-            lost = sum(s[way]["gain"]["value"] <= -GAIN and s[way]["gain"]["high"] < 0 for s in rows)
-            calm = sum(s[way]["cv"] <= (1 - CALM) * s["cv"] for s in rows)
-            both = sum(s[way]["gain"]["value"] >= 0.11 and s[way]["cv"] <= 0.5 * s["cv"] for s in rows)
-            spread = " / ".join(f"{q:+.2%}" for q in np.quantile(gains, [0.05, 0.5, 0.95]))
-            told = (wilson(sure, len(rows)), wilson(lost, len(rows)), wilson(calm, len(rows)), wilson(both, len(rows)))
-            lines.append(f"| {layout} | {way} | {' | '.join(told)} | {spread} | {gains.max():+.1%} |")
+            rows = [(s["cv"], s[way]) for s in samples if s["setting"]["workload"]["layout"] == layout and way in s]
+            if rows:
+                line(layout, way, rows)
     return "\n".join(lines)
 
 
@@ -155,12 +160,13 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=200, metavar="N")
     parser.add_argument("--first", type=int, default=0, metavar="NUMBER")
     parser.add_argument("--seeds", type=int, default=3, metavar="N")
-    parser.add_argument("--iterations", type=int, default=200, metavar="N")
+    parser.add_argument("--iterations", type=int, default=100, metavar="N")
     parser.add_argument("--also-assumed", action="store_true")
     parser.add_argument("--tell", nargs="+", type=Path, metavar="FILE", help="lines of an earlier run, as a table")
     options = parser.parse_args()
     if options.tell:
-        print(table([json.loads(line) for path in options.tell for line in path.read_text().splitlines() if line]))
+        samples = [json.loads(line) for path in options.tell for line in path.read_text().splitlines() if line]
+        print(table(list({sample["number"]: sample for sample in samples}.values())))
         return
     for number in range(options.first, options.first + options.samples):
         setting = drawn(number, assumed=options.also_assumed)

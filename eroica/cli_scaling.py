@@ -47,11 +47,17 @@ def add(command: _Adder, show: Callable[[str], None], write: Callable[[Path, str
     parser.add_argument(
         "--layout", choices=("data", "tensor"), default="data", help="one group of all ranks, or one for each card"
     )
-    parser.add_argument("--only", choices=ONLY, help="switch every other failure mode off")
-    parser.add_argument("--threshold", type=_share, default=None, metavar="SHARE", help="see docs/fabric-model.md")
+    parser.add_argument(
+        "--only", choices=(*ONLY, "each"), help="switch every other failure mode off; each: a row for each mode alone"
+    )
+    parser.add_argument(
+        "--threshold", type=_share, default=None, metavar="SHARE", help="waiting over iteration to try pacing at (0.05)"
+    )
     parser.add_argument("--max-delay-ms", type=_share, default=None, metavar="MS", help="cap of one delay (50)")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the numbers there, as JSON")
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="what stdout gets (default: text)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write DIR/simulation.json and DIR/simulation.html")
+    parser.add_argument(
+        "--format", choices=("text", "json", "html"), default="text", help="what stdout gets (default: text)"
+    )
 
 
 ONLY = ("synchronisation", "contention", "locality", "imbalance", "straggler", "nothing")
@@ -72,24 +78,28 @@ def _share(text: str) -> float:
 def _simulate(options: argparse.Namespace, show: Callable[[str], None], write: Callable[[Path, str], None]) -> int:
     from dataclasses import replace
 
+    from eroica import gains
     from eroica.fabric.pacing import Limits
     from eroica.fabric.parameters import Setting, Workload
-    from eroica.simulation import alone, compare, render_rows, rows_to_json
+    from eroica.simulation import alone
 
     limits = Limits()
     if options.threshold is not None:
         limits = replace(limits, threshold=options.threshold)
     if options.max_delay_ms is not None:
         limits = replace(limits, max_delay_s=options.max_delay_ms / 1e3)
+    modes = (gains.EVERYTHING, *ONLY) if options.only == "each" else (options.only or gains.EVERYTHING,)
     rows = []
-    for hosts in options.hosts:
-        setting = Setting(hosts=hosts, workload=Workload(layout=options.layout))
-        if options.only is not None:
-            setting = alone(setting, options.only)
-        rows.append(compare(setting, range(options.seeds), options.iterations, limits))
+    for mode in modes:
+        for hosts in options.hosts:
+            setting = Setting(hosts=hosts, workload=Workload(layout=options.layout))
+            if mode != gains.EVERYTHING:
+                setting = alone(setting, mode)
+            rows.append(gains.compare(setting, range(options.seeds), options.iterations, limits, mode))
+    texts = {"text": gains.render_text, "json": gains.render_json, "html": gains.render_html}
     if options.out is not None:
-        write(options.out, rows_to_json(rows))
-    show(rows_to_json(rows) if options.format == "json" else render_rows(rows))
+        _write_both(options.out, "simulation", gains.render_json(rows), gains.render_html(rows), write)
+    show(texts[options.format](rows))
     return 0
 
 

@@ -297,7 +297,7 @@ def curve(points: Sequence[tuple[int, float, tuple[float, float]]]) -> Markup:
     items.append(
         Markup('<text class="axis" x="{}" y="{}" text-anchor="middle">ranks</text>').format((x0 + x1) / 2, y1 + 40)
     )
-    return _svg("fit", width, height, "Efficiency over the number of ranks", items)
+    return svg("fit", width, height, "Efficiency over the number of ranks", items)
 
 
 def _bars(told: Study) -> Markup:
@@ -329,10 +329,11 @@ def _bars(told: Study) -> Markup:
             )
         )
     height = 12 + len(told.sizes) * step
-    return _svg("fit wide", width, height, "Parts of an iteration by size", items)
+    return svg("fit wide", width, height, "Parts of an iteration by size", items)
 
 
-def _svg(css: str, width: int, height: int, title: str, items: Sequence[Markup]) -> Markup:
+def svg(css: str, width: int, height: int, title: str, items: Sequence[Markup]) -> Markup:
+    """A picture with its title."""
     return Markup('<svg class="{0}" role="img" width="{1}" height="{2}" viewBox="0 0 {1} {2}">{3}{4}</svg>').format(
         css, width, height, Markup("<title>{}</title>").format(title), Markup("").join(items)
     )

@@ -1,18 +1,14 @@
 """Simulated trainings as the product sees real ones: as summaries of ranks, and under the policy that paces them.
 
 The simulator knows what happened; `summaries` tells only what ledgers of real ranks would, samples and all, so that
-`scaling` can be tried on jobs whose truth is known. `compare` trains the same job three times, with the same dice:
-left alone, held back at all times, and under the policy with its trials. Its tables stand beside what arXiv 2603.04424
-publishes and claim nothing of real clusters. Used by `eroica simulate`, the taxonomy bench and tests.
+`scaling` can be tried on jobs whose truth is known. `by_policy` puts the policy in charge of a simulated job, with its
+trials; `at_all_times` holds early ranks whatever that gives. Used by `gains`, the benches and tests.
 """
 
 from __future__ import annotations
 
-import json
-import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -20,9 +16,9 @@ import numpy as np
 from eroica.collectives import Channel, Ledger, sample
 from eroica.communication import CollectiveKind
 from eroica.critical_path import NUM_ACTIVITIES, Activity
-from eroica.fabric.pacing import HARD_CAP_S, Limits, Order, Pacer, Phase, Seen, holds
+from eroica.fabric.pacing import HARD_CAP_S, Limits, Order, Pacer, Seen, holds
 from eroica.fabric.parameters import Setting
-from eroica.fabric.simulator import Passage, Run, Steer, Steering, simulate
+from eroica.fabric.simulator import Passage, Run, Steer, Steering
 from eroica.job import ProcessGroup, format_ranks
 from eroica.pattern import Coverage, Function, Patterns, Summary
 
@@ -242,126 +238,3 @@ def at_all_times(setting: Setting, limits: Limits) -> Steer:
         return steering
 
     return steer
-
-
-@dataclass(frozen=True, slots=True)
-class Mean:
-    """Over seeds, with a 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One size. Gains are of throughput, seed by seed against the same job left alone."""
-
-    hosts: int
-    ranks: int
-    iteration_s: Mean
-    cv: Mean
-    held_cv: Mean
-    held_gain: Mean
-    policy_cv: Mean
-    policy_gain: Mean
-    kept_on: int
-    """Seeds in which the policy was on at the end."""
-    trials: int
-    seeds: int
-
-
-PUBLISHED: Mapping[int, tuple[float, float]] = {4: (-0.006, 0.008), 8: (-0.006, 0.008), 64: (0.11, 0.11)}
-"""Hosts -> gain of throughput, from and to (arXiv 2603.04424)."""
-PUBLISHED_CV: Mapping[int, tuple[float, float]] = {64: (0.22, 0.09)}
-"""Hosts -> CV without and with pacing."""
-_T95 = (math.inf, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
-"""Student's t, 97.5 %, by degrees of freedom."""
-
-
-def mean_of(values: Sequence[float]) -> Mean:
-    """With Student's interval; none of a single value."""
-    column = np.array(values)
-    if len(column) < 2:
-        return Mean(float(column.mean()), math.nan, math.nan)
-    t = _T95[len(column) - 1] if len(column) <= len(_T95) else 2.1
-    half = t * float(column.std(ddof=1)) / math.sqrt(len(column))
-    return Mean(float(column.mean()), float(column.mean()) - half, float(column.mean()) + half)
-
-
-def compare(
-    setting: Setting,
-    seeds: Sequence[int],
-    iterations: int,
-    limits: Limits,
-    progress: Callable[[str], None] = lambda what: None,
-) -> Row:
-    """The same job, left alone, held at all times, and under the policy."""
-    alone, held, policy, pacers = [], [], [], []
-    for seed in seeds:
-        progress(f"{setting.hosts} hosts, seed {seed}")
-        alone.append(simulate(setting, iterations, seed, detail=0))
-        held.append(simulate(setting, iterations, seed, detail=0, steer=at_all_times(setting, limits)))
-        pacer = Pacer(limits, sharing=sharing(setting))
-        policy.append(simulate(setting, iterations, seed, detail=0, steer=by_policy(setting, pacer)))
-        pacers.append(pacer)
-
-    def gains(runs: Sequence[Run]) -> Mean:
-        pairs = zip(alone, runs, strict=True)
-        return mean_of([float(a.length_s.mean() / b.length_s.mean()) - 1 for a, b in pairs])
-
-    return Row(
-        hosts=setting.hosts,
-        ranks=setting.ranks,
-        iteration_s=mean_of([float(r.length_s.mean()) for r in alone]),
-        cv=mean_of([r.variation for r in alone]),
-        held_cv=mean_of([r.variation for r in held]),
-        held_gain=gains(held),
-        policy_cv=mean_of([r.variation for r in policy]),
-        policy_gain=gains(policy),
-        kept_on=sum(p.phase is Phase.ON for p in pacers),
-        trials=sum(sum(c.phase is Phase.TRIAL for c in p.changes) for p in pacers),
-        seeds=len(seeds),
-    )
-
-
-def render_rows(rows: Sequence[Row]) -> str:
-    """A table for a terminal, the published figures beside it."""
-    lines = [
-        "  hosts  ranks  iteration    CV        held at all times        under the policy         on   published",
-        "                              alone     CV      throughput       CV      throughput",
-    ]
-    for row in rows:
-        published = ""
-        if row.hosts in PUBLISHED:
-            low, high = PUBLISHED[row.hosts]
-            published = f"{low:+.1%}" if low == high else f"{low:+.1%}..{high:+.1%}"
-        if row.hosts in PUBLISHED_CV:
-            published += ", CV {:.2f} -> {:.2f}".format(*PUBLISHED_CV[row.hosts])
-        lines.append(
-            f"  {row.hosts:>5}  {row.ranks:>5}  {row.iteration_s.value * 1e3:>6.1f} ms  {row.cv.value:>6.3f}    "
-            f"{row.held_cv.value:>6.3f}  {_gain(row.held_gain):<16} {row.policy_cv.value:>6.3f}  "
-            f"{_gain(row.policy_gain):<16} {row.kept_on}/{row.seeds}  {published}"
-        )
-    lines.append("")
-    lines.append(
-        "  a model, no measurement: docs/fabric-model.md; +- is 95 % over seeds, each against itself left alone"
-    )
-    return "\n".join(lines) + "\n"
-
-
-def _gain(mean: Mean) -> str:
-    half = mean.high - mean.value
-    return f"{mean.value:+.2%}" + (f" +- {half:.2%}" if math.isfinite(half) else "")
-
-
-def rows_to_json(rows: Sequence[Row]) -> str:
-    """The same as JSON, NaN as null."""
-
-    def clear(value: object) -> object:
-        if isinstance(value, dict):
-            return {key: clear(item) for key, item in value.items()}
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    told = {"schema": "eroica.simulation/1", "rows": [clear(asdict(row)) for row in rows]}
-    return json.dumps(told, indent=2) + "\n"
