@@ -218,6 +218,29 @@ def test_held_at_all_times_an_iteration_takes_as_long_as_before_since_no_late_ra
     assert waited.mean() < 0.9 * would_have.mean()
 
 
+class Lost(Pacer):
+    """Of which one order arrives, and no word after it."""
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(limits)
+        self.sent: list[bool] = []
+
+    def observe(self, seen: Seen, now_s: float) -> Order | None:
+        order = super().observe(seen, now_s) if not any(self.sent) else None
+        self.sent.append(order is not None and bool(order.delay_s))
+        return order
+
+
+def test_delays_vanish_within_their_time_to_live_when_no_more_word_comes() -> None:
+    setting = Setting(hosts=1, host=Host(gpus=4), noise=Noise(scatter=0.1, stalls=None, background=None))
+    pacer = Lost(Limits(memory=4, block=4, ttl_s=0.5, threshold=0.001))
+    run = simulate(setting, 60, 0, steer=by_policy(setting, pacer), detail=60)
+    first = pacer.sent.index(True) + 1
+    longest = first + math.ceil(0.5 / float(run.length_s.min())) + 1
+    assert longest < 40
+    assert run.delay_s[first].max() > 0 and run.delay_s[longest:].max() == 0
+
+
 def test_in_jitter_without_contention_the_trials_find_no_gain_and_pacing_is_off() -> None:
     setting = alone(Setting(hosts=2, host=Host(gpus=4)), "imbalance")
     pacer = Pacer(SHORT)
