@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import numpy as np
@@ -109,6 +109,17 @@ class Limits:
         return min(self.max_delay_s, self.group_caps_s.get(group, math.inf))
 
 
+def limits_of(threshold: float | None, max_delay_s: float | None, ttl_s: float | None) -> Limits:
+    """What a user has set, the rest as it is by default. Raises UserError."""
+    usual = Limits()
+    return replace(
+        usual,
+        threshold=usual.threshold if threshold is None else threshold,
+        max_delay_s=usual.max_delay_s if max_delay_s is None else max_delay_s,
+        ttl_s=usual.ttl_s if ttl_s is None else ttl_s,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Order:
     """What a coordinator sends. All ranks of the job read the same one; it replaces the one before."""
@@ -160,7 +171,8 @@ class Seen:
     step: int
     length_s: float
     wait_s: Mapping[str, Float64s]
-    """Group -> (members, reductions) from entering to the last member's entering; NaN = not known."""
+    """Group -> (members, reductions) from entering to the last member's entering; NaN = not known. Empty where nothing
+    was recorded of the iteration but its length."""
     begun_s: Mapping[str, Float64s] = field(default_factory=dict)
     """Group -> (members, reductions) from the beginning of the member's own iteration to the last member's entering, as
     this one saw it: own entering and `wait_s`. NaN = not known; no entry: nobody can tell, and holds are fixed."""
@@ -331,7 +343,7 @@ class Pacer:
         if not (math.isfinite(seen.length_s) and seen.length_s > 0):
             return None
         was = self._is_paced
-        if not was:
+        if not was and seen.wait_s:
             # Waits under pacing are what pacing left of them.
             self._recent.append(seen)
             self._spread.append(dispersion(seen))
