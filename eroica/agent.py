@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from statistics import median
 
@@ -30,6 +30,7 @@ from eroica.bus import Abort, Commit, LookCloser, Message, Prepare
 from eroica.captures import Readers, capture_path, summarize_capture
 from eroica.commands import Command, Frames, State, Unit, Verb, parse_answer
 from eroica.errors import DataError, EroicaError
+from eroica.holding import Holding, met
 from eroica.job import parse_ranks
 from eroica.marks import Watch
 from eroica.probe.environment import merged
@@ -193,6 +194,7 @@ class Agent:
         """Windows whose counters were told."""
         found, self.missing_samplers = open_samplers()
         self._recorder = Recorder(found)
+        self._holding = Holding()
         link.subscribe(bus.TO_AGENTS, self._take)
 
     def ranks(self) -> dict[int, _Rank]:
@@ -319,6 +321,7 @@ class Agent:
             # A rank that ends right after its capture has answered before it is gone.
             self._tell_answer(entry, rank)
             self._tell_standing(entry, rank)
+            self._tell_arrivals(entry, rank, news, now_ns)
         if self._on_demand is not None:
             self._answer(self._on_demand.poll(self._places(), now_ns), now_ns)
         self._recorder.tick(self._sampled())
@@ -360,6 +363,7 @@ class Agent:
 
     def close(self) -> None:
         """Stop reading; files stay."""
+        self._holding.close()
         if self._on_demand is not None:
             self._on_demand.close()
         for entry in self._rings.values():
@@ -417,6 +421,14 @@ class Agent:
         if standing != entry.standing:
             entry.standing = standing
             self._bus.publish(standing)
+
+    def _tell_arrivals(self, entry: _Rank, rank: int, news: ring.News, now_ns: int) -> None:
+        if entry.watch.unit is not Unit.STEPS:
+            return
+        laps = list(islice(reversed(entry.watch.iterations), RECENT))[::-1]
+        arrivals = self._holding.feed(entry.tail.path, news.begun, news.ended, laps, now_ns)
+        if arrivals:
+            self._bus.publish(bus.Arrived(rank=rank, groups=met(entry.notes), arrivals=tuple(arrivals)))
 
     def _tell_answer(self, entry: _Rank, rank: int) -> None:
         value = entry.words[ring.ANSWER]
@@ -625,6 +637,11 @@ class Agent:
             self._post(self._commands[message.window], verb)
         elif isinstance(message, LookCloser):
             self._look(message.look)
+        elif isinstance(message, bus.TellArrivals):
+            self._holding.tell(message, now_ns)
+        elif isinstance(message, bus.Hold):
+            rings = {rank: entry.tail.path for rank, entry in self.ranks().items() if entry.is_alive}
+            self._holding.hold(message, rings, now_ns)
 
     def _look(self, number: int) -> None:
         try:

@@ -150,6 +150,69 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PacingChange:
+    """Something that pacing has decided, or that somebody has decided about it."""
+
+    at: str
+    step: int
+    """Raw count of steps; 0 where it has to do with none."""
+    mode: str
+    phase: str
+    """Of the policy: watching, trial, on or resting; "": of a person or of the job."""
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PacedGroup:
+    """A process group, as pacing sees it."""
+
+    name: str
+    num_ranks: int
+    wait_s: float | None
+    """What its usual member waits in an iteration for the last one, of late; None: not seen."""
+    longest_delay_s: float
+    """Of the last order, or of the one that a dry run would have sent."""
+    median_delay_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pacing:
+    """How the pacing of a job stands."""
+
+    job: str
+    mode: str
+    """off, dry-run or enable."""
+    phase: str
+    """Of the policy: watching, trial, on or resting; "": it has not begun."""
+    is_held: bool
+    """Ranks are held back now."""
+    would_hold: bool
+    """A dry run would have them held now."""
+    has_rehearsed: bool
+    """A dry run has seen enough of the job to say what pacing would do."""
+    threshold: float
+    max_delay_s: float
+    ttl_s: float
+    who: str
+    """Who has said so."""
+    num_iterations: int
+    """Seen of all ranks, since then."""
+    iteration_s: float | None
+    dispersion: float | None
+    """Waiting over the iteration, while nobody is held; None: not seen."""
+    gain: float | None
+    """Of throughput, in the last trial that has ended; None: none has."""
+    gain_error: float | None
+    steadier: float | None
+    """Fall of the coefficient of variation in it."""
+    groups: list[PacedGroup]
+    changes: list[PacingChange]
+    """The last ones, oldest first."""
+    why_not: str = ""
+    """Why nothing comes of it, where that is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Audited:
     """One act, or one that was refused."""
 
@@ -170,5 +233,5 @@ class Event:
     id: str
     """To go on from, should the connection break."""
     kind: str
-    """incident, window or said."""
+    """incident, window, pacing or said."""
     data: dict[str, Any]

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from eroica.arrivals import Arrival
 from eroica.background import History
 from eroica.commands import Frames, State, Unit
 from eroica.degradation import Trigger
@@ -130,6 +131,25 @@ class Silent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Met:
+    """A process group of a rank, with peers."""
+
+    group: int
+    """Its key in the ring."""
+    name: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrived:
+    """Iterations of a rank that are over, and how it came to the first collective of each group in them."""
+
+    rank: int
+    groups: tuple[Met, ...]
+    arrivals: tuple[Arrival, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prepare:
     """Capture these steps, if all ranks can; see `commands`."""
 
@@ -161,6 +181,23 @@ class LookCloser:
     """Read stacks and process states of all local ranks."""
 
     look: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TellArrivals:
+    """Tell of arrivals, for so long from now on."""
+
+    ttl_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """Hold ranks back at the first collective of each step on these groups, until this is replaced or its time over."""
+
+    number: int
+    ttl_s: float
+    delays: tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
+    """Key of a group -> rank and nanoseconds; who is not named is free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,10 +234,13 @@ Message: TypeAlias = (
     | Ending
     | Leaving
     | Silent
+    | Arrived
     | Prepare
     | Commit
     | Abort
     | LookCloser
+    | TellArrivals
+    | Hold
     | Closed
     | Released
     | Said
@@ -217,8 +257,9 @@ TO_COORDINATOR = (
     Ending,
     Leaving,
     Silent,
+    Arrived,
 )
-TO_AGENTS = (Prepare, Commit, Abort, LookCloser, Closed, Released, Said)
+TO_AGENTS = (Prepare, Commit, Abort, LookCloser, TellArrivals, Hold, Closed, Released, Said)
 
 
 class Link(Protocol):

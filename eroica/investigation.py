@@ -16,9 +16,11 @@ from types import MappingProxyType
 from typing import Any
 
 from eroica import __version__, bus, hang
+from eroica.answers import PacingChange
 from eroica.background import context_of
 from eroica.blame import is_host_only
 from eroica.commands import Frames
+from eroica.conductor import Conductor, Mode, View
 from eroica.coordinator import GONE, Coordinator, Look, Policy, Window, missing_note
 from eroica.degradation import Change, Limits, Trigger
 from eroica.diagnosis import diagnose_in_detail
@@ -67,13 +69,16 @@ class Investigation:
         first_window: int = 1,
         closed: Callable[[Window, str], None] = lambda window, diagnosis: None,
         topology: Topology | None = None,
+        paced: Callable[[PacingChange], None] = lambda change: None,
     ) -> None:
         """`tell` gets each incident, `say` a sentence now and then, `closed` each window that is over and the identity
         of what was told of it. `may_size`: ranks can capture the sizes of operators. `first_window`: see
-        `Coordinator`. `topology`: where hosts stand in the network."""
+        `Coordinator`. `topology`: where hosts stand in the network. `paced` gets each change
+        of the job's pacing."""
         self.coordinator = Coordinator(
             link.publish, self._on_window, self._on_look, self._on_recovered, policy, first_window
         )
+        self.pacing = Conductor(link.publish, paced, _now, topology)
         self.num_troubles = 0
         self._link = link
         self._job = job
@@ -97,16 +102,39 @@ class Investigation:
         """Of pace, that a diagnosis was told of and that have not ended."""
         self._recovered: dict[Change, dict[int, int]] = {}
         """What has ended in this round, and the nanoseconds that each rank shows for it."""
-        link.subscribe(bus.TO_COORDINATOR, lambda message: self.coordinator.handle(message, clock()))
+        link.subscribe(bus.TO_COORDINATOR, lambda message: self._take(message, clock()))
 
     def tick(self, now_ns: int) -> None:
         """Let time pass; to be called each round, after messages were delivered."""
         self.coordinator.tick(now_ns)
+        if self.pacing.mode is not Mode.OFF:
+            self.pacing.tick(self._view(), now_ns)
         self._say_recovered()
         if self._held is not None and not (
             self.coordinator.is_sizing and any(s.is_alive for s in self.coordinator.standings.values())
         ):
             self._say_held()  # nobody will tell sizes any more
+
+    def _take(self, message: bus.Message, now_ns: int) -> None:
+        if isinstance(message, bus.Arrived):
+            self.pacing.handle(message, now_ns)
+        else:
+            self.coordinator.handle(message, now_ns)
+
+    def _view(self) -> View:
+        """The job, for pacing."""
+        coordinator = self.coordinator
+        living = {
+            rank: standing
+            for rank, standing in coordinator.standings.items()
+            if standing.is_alive and standing.host not in coordinator.silent
+        }
+        first = next(iter(living.values()), None)
+        return View(
+            training=(first.training, first.generation) if first is not None else ("", 0),
+            host_of={rank: standing.host for rank, standing in living.items()},
+            is_free=coordinator.window is None and coordinator.look is None and not coordinator.is_resting,
+        )
 
     def stage(self, asked: str) -> str:
         """How far the window of a person's request is; "" if nothing more will come of it."""
@@ -132,6 +160,8 @@ class Investigation:
         if window.training != self._training:
             self._baseline, self._wires, self._training = None, None, window.training
             self._baseline_environment = {}
+        note = self.pacing.note()
+        window.notes += (note,) if note else ()
         judged = judge(
             window,
             self._baseline,

@@ -10,6 +10,7 @@ Layout, little-endian, every word on a multiple of its size:
     0       identity (`_IDENTITY`): magic, version, sizes, process, clocks, generation; closed by a CRC; written once
     256     counters (`_WORDS`), 8 bytes each, rewritten in place: rank, world size, state, nexts, steps, skipped, gc
     512     mailbox: one 8-byte word that others write and the probe reads; a cache line of its own
+    576     holds: for how long this rank is to be held back, written by others (`holds`); its first word is 0 for "not"
     1024    notes: JSON objects of no fixed size, appended once each (groups, host, fault): length, CRC, text
     63488   positions: 32 slots of 64 bytes: the last call entered on each process group, also of calls without a record
     65536   records, 64 bytes each; record `number` lies at place `number % capacity`
@@ -57,7 +58,7 @@ from eroica.errors import DataError, UserError
 VERSION = 1
 SUFFIX = ".ring"
 
-NEXT, STEP, COLLECTIVE, P2P, GC, PHASE, CAPTURE = range(1, 8)
+NEXT, STEP, COLLECTIVE, P2P, GC, PHASE, CAPTURE, PACED = range(1, 9)
 KINDS = (
     "",
     "dataloader next",
@@ -67,6 +68,7 @@ KINDS = (
     "garbage collection",
     "phase",
     "capture",
+    "held back by pacing",
 )
 """Names of the kinds, by number. A reader shows a number that it does not know as it is."""
 
@@ -102,13 +104,17 @@ ARMED, ENDED, OFF = 1, 2, 3
 
 RANK, WORLD_SIZE, STATE, NUM_NEXTS, NUM_STEPS, NUM_SKIPPED, GC_NS, NUM_GC, LOST_NOTES = range(9)
 """Places of the counters."""
-HEARD, ANSWER, HOOK_NS, ONE_STEP_IN = range(9, 13)
+HEARD, ANSWER, HOOK_NS, ONE_STEP_IN, PACED_NS = range(9, 14)
 """Further ones: the mailbox word last acted upon; `commands.answer` to it; what the probe's own hooks have cost;
-collectives are recorded in one step of so many (0 = in all)."""
+collectives are recorded in one step of so many (0 = in all); for how long pacing has held this rank back in all."""
 
 _MAGIC = b"EROICA\x00R"
 _IDENTITY = struct.Struct("<8sIIIIIIQQqqQ")
-_WORDS_AT, _NUM_WORDS, _MAILBOX_AT, _NOTES_AT, _POSITIONS_AT, _RECORDS_AT = 256, 13, 512, 1024, 63488, 65536
+_WORDS_AT, _NUM_WORDS, _MAILBOX_AT, _NOTES_AT, _POSITIONS_AT, _RECORDS_AT = 256, 14, 512, 1024, 63488, 65536
+_HOLDS_AT = 576
+HOLDS = _HOLDS_AT >> 3
+"""Place in `Ring.words` of what is 0 where this rank is not to be held back: all that a hook looks at then."""
+HOLDS_BYTES = _NOTES_AT - _HOLDS_AT
 MOST_POSITIONS = 32
 """Groups, and partners of sends and receives, whose last call a ring can hold."""
 ENTERED, DONE, NUM_BYTES, BEGIN = range(1, 5)
@@ -348,6 +354,11 @@ class Ring:
         """The word that somebody else left with `post`; 0 = nothing yet."""
         return self._ends[_MAILBOX_AT >> 3]
 
+    @property
+    def holds(self) -> bytes:
+        """What somebody else left with `post_holds`."""
+        return self._map[_HOLDS_AT : _HOLDS_AT + HOLDS_BYTES]
+
     def note(self, **entry: object) -> bool:
         """Append a JSON object, for good. False if it found no room, or another thread in the middle of it."""
         # Never waits: a garbage collection inside of this very function may want to note its fault.
@@ -430,6 +441,19 @@ def post(path: Path, word: int) -> None:
     with open(path, "r+b") as file, mmap.mmap(file.fileno(), _NOTES_AT) as mapped:
         view = memoryview(mapped).cast("Q")
         view[_MAILBOX_AT >> 3] = word
+        view.release()
+
+
+def post_holds(path: Path, data: bytes) -> None:
+    """Leave `data`, of which the first word is not 0, for the writer of the ring at `path`; b"" takes back what lies
+    there. The first word is 0 while the rest is written, and stored last. Raises OSError."""
+    assert len(data) <= HOLDS_BYTES and len(data) % 8 == 0
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), _NOTES_AT) as mapped:
+        view = memoryview(mapped).cast("Q")
+        view[HOLDS] = 0
+        if data:
+            mapped[_HOLDS_AT + 8 : _HOLDS_AT + len(data)] = data[8:]
+            view[HOLDS] = int.from_bytes(data[:8], "little")
         view.release()
 
 

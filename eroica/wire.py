@@ -25,6 +25,7 @@ from eroica.codec import MAX_LEDGER_BYTES, MAX_PATTERN_BYTES
 from eroica.commands import MOST_START, MOST_STEPS
 from eroica.degradation import Trigger
 from eroica.errors import DataError
+from eroica.holds import MOST_DELAY_NS, MOST_GROUPS, MOST_TTL_NS
 from eroica.samplers.evidence import parse_counted
 
 VERSION = 1
@@ -224,6 +225,24 @@ def _trigger_fits(message: bus.Noticed) -> bool:
     return every and 0 <= trigger.step <= MOST_COUNT and math.isfinite(trigger.cost) and trigger.baseline_ns >= 0
 
 
+def _arrivals_fit(message: bus.Arrived) -> bool:
+    return len(message.arrivals) <= MOST_RECORDS and all(
+        0 <= one.step <= MOST_COUNT
+        and 0 < one.length_ns <= MOST_COUNT
+        and 0 <= one.held_ns <= MOST_COUNT
+        and len(one.firsts) <= MOST_RECORDS
+        and all(-1 <= duration <= MOST_COUNT for _, _, duration in one.firsts)
+        for one in message.arrivals
+    )
+
+
+def _delays_fit(message: bus.Hold) -> bool:
+    return len(message.delays) <= MOST_GROUPS and all(
+        0 <= group < 1 << 64 and all(0 <= rank <= MOST_RANK and 0 <= ns <= MOST_DELAY_NS for rank, ns in ranks)
+        for group, ranks in message.delays
+    )
+
+
 _CHECKS: dict[str, Callable[[Any], bool]] = {
     "rank": _within("rank", 0, MOST_RANK),
     "window": _within("window", 1, MOST_WINDOW),
@@ -245,6 +264,13 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
     "summary": lambda message: message.summary is None or len(message.summary) <= MOST_SUMMARY_BYTES,
     "history": _history_fits,
     "views": lambda message: _short("views")(message) and all(0 <= v.rank <= MOST_RANK for v in message.views),
+    "ttl_s": lambda message: 0 < message.ttl_s <= MOST_TTL_NS / 1e9,
+    "groups": lambda message: (
+        _short("groups")(message)
+        and all(0 < met.group < 1 << 64 and 1 < met.size <= MOST_RANK for met in message.groups)
+    ),
+    "arrivals": _arrivals_fit,
+    "delays": _delays_fit,
     "text": lambda message: len(message.text) <= MOST_TEXT,
     "notes": _short("notes"),
     "counters": _short("counters"),

@@ -5,5 +5,6 @@
 flight ring (`eroica.ring`) and writes to it from then on. There is no thread, no socket and no loop.
 
 It is a wall: everything here stays within the standard library and a torch that somebody else imported, never raises
-into training and never waits. Whatever goes wrong in a hook switches all of it off (`recorder.Recorder.fail`).
+into training and never waits, but for the `gate` where somebody has switched pacing on. Whatever goes wrong in a hook
+switches all of it off (`recorder.Recorder.fail`).
 """

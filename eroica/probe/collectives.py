@@ -6,7 +6,8 @@ it was given, so results stay the same bit for bit. It does not see replays of a
 directly.
 
 Each call leaves its position in the ring. In steps that are recorded (`thrift`: all of them, unless that costs too
-much) it leaves a record too, and the end of it.
+much) it leaves a record too, and the end of it. Where pacing is on, the `gate` may hold the rank before it; the call
+begins after that.
 
 The end of a collective is told by the future of its work, on gloo; on NCCL asking would cost a synchronisation, so its
 records are `UNTIMED`. On gloo, sends, receives and reduce_scatter_base have no future either.
@@ -14,6 +15,7 @@ records are `UNTIMED`. On gloo, sends, receives and reduce_scatter_base have no 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import sys
@@ -23,7 +25,9 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import Any
 
+from eroica.holds import MOST_DELAY_NS, TIMEOUT_SHARE
 from eroica.job import format_ranks
+from eroica.probe.gate import GATE
 from eroica.probe.recorder import RECORDER
 from eroica.ring import (
     BEGIN,
@@ -31,6 +35,7 @@ from eroica.ring import (
     DONE,
     DTYPES,
     ENTERED,
+    HOLDS,
     NUM_BYTES,
     OPS,
     P2P,
@@ -85,7 +90,12 @@ class _Group:
     """A process group as this rank knows it."""
 
     def __init__(
-        self, group: Any, key: int, is_timed: bool, line: _Line, messages: dict[tuple[str, int], _Line]
+        self,
+        group: Any,
+        key: int,
+        is_timed: bool,
+        line: _Line,
+        messages: dict[tuple[str, int], _Line],
     ) -> None:
         self.is_same = weakref.ref(group)
         """Calls for the group: names, and addresses, are used again after `destroy_process_group`."""
@@ -95,6 +105,8 @@ class _Group:
         self.line = line
         self.messages = messages
         """Sends and receives are counted by direction and peer: no other rank takes part."""
+        self.most_held_ns = min(MOST_DELAY_NS, _timeout_ns(group) // TIMEOUT_SHARE)
+        """Pacing may hold a call for so long."""
 
 
 _groups: dict[str, _Group] = {}
@@ -124,7 +136,7 @@ def _kernel(torch: Any, distributed: Any, name: str) -> Callable[..., Any]:
     has_future = not is_message and op != _MONITORED
     timed_kinds = what(P2P if is_message else COLLECTIVE, op)
     untimed_kinds = what(P2P if is_message else COLLECTIVE, op, flags=UNTIMED)
-    recorder, thrift, exception = RECORDER, RECORDER.thrift, sys.exception
+    recorder, thrift, gate, exception = RECORDER, RECORDER.thrift, GATE, sys.exception
 
     def follow(ring: Ring, number: int, begin_ns: int, line: _Line, sequence: int, result: Any) -> None:
         """Have the future of the work tell when the collective is over."""
@@ -188,6 +200,9 @@ def _kernel(torch: Any, distributed: Any, name: str) -> Callable[..., Any]:
                 if group is None or group.is_same() is not handle:
                     group = _met(ring, distributed, handle)
                 line, peer = group.line, -1
+                if ring.words[HOLDS] and not is_message:
+                    step = recorder.num_steps or recorder.num_nexts
+                    begin_ns = gate.hold(ring, group.key, step, group.most_held_ns) or begin_ns
                 if is_message:
                     peer = args[2] if name != "recv_any_source_" else -1
                     line = group.messages.get((name, peer)) or _first(ring, group, name, peer)
@@ -245,6 +260,17 @@ def _ended(ring: Ring, number: int, begin_ns: int, raised: bool) -> None:
             ring.end(number, monotonic_ns() - begin_ns, raised)
         except Exception as error:
             RECORDER.fail(error)
+
+
+def _timeout_ns(group: Any) -> int:
+    """Of the calls of a process group; where no backend tells, as if there were none, since the cap is far below any
+    that is in use."""
+    shortest_ns = MOST_DELAY_NS * TIMEOUT_SHARE
+    for device in group._device_types:
+        with contextlib.suppress(Exception):  # a backend that another package brings, or none for this device
+            timeout = group._get_backend(device).options._timeout
+            shortest_ns = min(shortest_ns, round(timeout.total_seconds() * 1e9))
+    return shortest_ns
 
 
 def _met(ring: Ring, distributed: Any, handle: Any) -> _Group:
