@@ -31,11 +31,13 @@ from starlette.exceptions import HTTPException
 
 from eroica import __version__
 from eroica.access import is_loopback
-from eroica.answers import Audited, Confirmation, Incidents, Job, Pace, Rank, SeenBefore, Window
+from eroica.answers import Audited, Confirmation, Incidents, Job, Pace, Pacing, Rank, SeenBefore, Window
 from eroica.chronicle import Chronicle, now
+from eroica.conductor import Mode
 from eroica.coordinators import Coordinators, RefusedError, UnknownError, job_of, ranks_of
 from eroica.desk import Desk
 from eroica.errors import DataError, EroicaError, UnavailableError, UserError
+from eroica.fabric.pacing import limits_of
 from eroica.findings import CAUSES, KINDS
 from eroica.guard import Holder, Limits, Meter, Rate, Tokens, Web, is_host, write_tokens
 from eroica.store import MOST_PAGE, Store
@@ -79,6 +81,19 @@ class Given:
 
     cause: str
     note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PacingGiven:
+    """What pacing may do from now on; numbers that are left out are the defaults of `docs/pacing.md`."""
+
+    mode: Mode
+    threshold: float | None = None
+    """Waiting over the iteration, above which pacing is tried."""
+    max_delay_s: float | None = None
+    """Of one rank before one collective."""
+    ttl_s: float | None = None
+    """An order that is not renewed ends by itself."""
 
 
 def build(coordinators: Coordinators, desk: Desk, chronicle: Chronicle, is_well: Callable[[], bool]) -> FastAPI:
@@ -208,6 +223,19 @@ def build(coordinators: Coordinators, desk: Desk, chronicle: Chronicle, is_well:
         """Leaves a window that was asked for; 409 if it is over."""
         who = _holder(request).name
         return desk.call(lambda: coordinators.cancel(job, id, who))
+
+    @app.get("/v1/jobs/{job}/pacing")
+    def get_pacing(job: JobName) -> Pacing:
+        """Says how the pacing of a running job stands: what it may do, what it has found, whom it holds back."""
+        return desk.call(lambda: coordinators.pacing(job))
+
+    @app.put("/v1/jobs/{job}/pacing", dependencies=[Depends(_needs("act"))])
+    def set_pacing(job: JobName, given: Annotated[PacingGiven, Body()], request: Request) -> Pacing:
+        """Switches the pacing of a running job on, off, or to a dry run; what it decides by itself is in the audit
+        log as well."""
+        who = _holder(request).name
+        limits = limits_of(given.threshold, given.max_delay_s, given.ttl_s)
+        return desk.call(lambda: coordinators.pace(job, given.mode, limits, who))
 
     @app.get("/v1/audit", dependencies=[Depends(_needs("admin"))])
     def audit(cursor: Cursor = None, limit: Limit = 100) -> list[Audited]:

@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from eroica import bus
-from eroica.answers import Audited, Event, Pace, Window
+from eroica.answers import Audited, Event, Pace, PacingChange, Window
 from eroica.coordinator import Coordinator, missing_note
 from eroica.coordinator import Window as Captured
 from eroica.findings import to_json
@@ -27,6 +27,8 @@ from eroica.untrusted import clean
 
 MOST_EVENTS = 1000
 MOST_CONTENTS = 10_000
+PACING = "eroica"
+"""Who stands in the audit log for what pacing does by itself; who asked for it stands there by name."""
 PACE_S = 10.0
 """Between two records of a job's pace."""
 SEEN_S = 600.0
@@ -163,6 +165,13 @@ class Chronicle:
     def act(self, audited: Audited) -> None:
         """Somebody did something, or was refused."""
         self._put(audited)
+
+    def paced(self, job: str, change: PacingChange) -> None:
+        """The pacing of a job has changed, by itself or by somebody: that is for the audit log, too."""
+        outcome = f"{change.phase}: {change.why}" if change.phase else change.why
+        act = f"pacing ({change.mode}), step {change.step}"
+        self._put(Audited(at=change.at, who=PACING, address="", act=act, target=job, outcome=clean(outcome, 400)))
+        self.events.add("pacing", {"job": job, **asdict(change)})
 
     def watch(self, job: str, coordinator: Coordinator, now_s: float) -> None:
         """How a job is going; to be called each round."""

@@ -126,6 +126,13 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="keep the flight rings in DIR/rings-TIME when the job has ended, for eroica show",
     )
+    command.add_argument(
+        "--pace",
+        choices=("off", "dry-run", "enable"),
+        default="off",
+        help="hold ranks that would only wait back for a moment, where trials show a gain, or only say what that would "
+        "do; DIR/pacing.jsonl tells what was decided (default: off; docs/pacing.md)",
+    )
     command.add_argument("--bus", metavar="PASS|URL|store", default="", help=_BUS_HELP + _MEETS_HELP)
     command.add_argument(
         "words", nargs=argparse.REMAINDER, metavar="-- COMMAND...", help="the job, as you would start it yourself"
@@ -427,9 +434,10 @@ def _kinds(text: str) -> frozenset[str]:
 def _run(options: argparse.Namespace) -> int:
     from eroica.access import JOB_VARIABLE, STORE, VARIABLE
     from eroica.commands import Frames
+    from eroica.conductor import Mode
     from eroica.coordinator import Policy
     from eroica.launch import NotStartedError
-    from eroica.live import Run, run
+    from eroica.live import Run, pacing_log, run
     from eroica.relay import job_key
 
     words = options.words[1:] if options.words[:1] == ["--"] else options.words
@@ -445,6 +453,8 @@ def _run(options: argparse.Namespace) -> int:
         key = job_key(options.job or os.environ.get(JOB_VARIABLE, "") or "job")
     elif given is not None:
         key = _key(given.job, options)
+    if options.pace != "off" and (meets or given is not None):
+        options.usage("argument --pace: with a coordinator elsewhere, pacing is switched there: eroica pace JOB")
     frames = Frames[(options.frames or ("traced" if on_demand else "sampled")).upper()]
     plan = Run(
         command=words,
@@ -453,6 +463,8 @@ def _run(options: argparse.Namespace) -> int:
         keep_captures=options.out if options.keep_captures else None,
         keep_rings=options.out / f"rings-{time.strftime('%Y%m%d-%H%M%S')}" if options.keep_rings else None,
         policy=Policy(baseline=not options.no_baseline, frames=frames),
+        pacing=Mode(options.pace),
+        paced=pacing_log(options.out),
         coordinator=given,
         meets=options.out if meets else None,
         key=key,

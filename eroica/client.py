@@ -20,7 +20,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from eroica.access import CA_VARIABLE, is_loopback
-from eroica.answers import Audited, Confirmation, Event, Incidents, Job, Pace, Rank, SeenBefore, Window
+from eroica.answers import Audited, Confirmation, Event, Incidents, Job, Pace, Pacing, Rank, SeenBefore, Window
 from eroica.errors import DataError, UnavailableError, UserError
 from eroica.guard import load_token
 from eroica.untrusted import clean
@@ -114,6 +114,24 @@ class Client:
         """Leave it. Needs scope act."""
         return self._ask("DELETE", f"/v1/jobs/{_job(job)}/windows/{_word(id)}", Window)
 
+    def pacing(self, job: str) -> Pacing:
+        """How the pacing of a running job stands."""
+        return self._get(f"/v1/jobs/{_job(job)}/pacing", Pacing)
+
+    def set_pacing(
+        self,
+        job: str,
+        mode: str,
+        *,
+        threshold: float | None = None,
+        max_delay_s: float | None = None,
+        ttl_s: float | None = None,
+    ) -> Pacing:
+        """Switch it: off, dry-run or enable. Needs scope act."""
+        given = {"mode": mode, "threshold": threshold, "max_delay_s": max_delay_s, "ttl_s": ttl_s}
+        body = {name: value for name, value in given.items() if value is not None}
+        return self._ask("PUT", f"/v1/jobs/{_job(job)}/pacing", Pacing, body)
+
     def audit(self, *, cursor: int | None = None, limit: int = 100) -> list[Audited]:
         """Who did what, newest first. Needs scope admin."""
         return self._get("/v1/audit", list[Audited], cursor=cursor, limit=limit)
@@ -149,7 +167,7 @@ class Client:
         method: str,
         path: str,
         kind: type[T],
-        body: Mapping[str, str] | None = None,
+        body: Mapping[str, str | float] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> T:
         connection, answer = self._open(method, path, body, headers or {}, self._timeout_s)
@@ -164,7 +182,12 @@ class Client:
         return _read(data, kind, self.url)
 
     def _open(
-        self, method: str, path: str, body: Mapping[str, str] | None, headers: Mapping[str, str], timeout_s: float
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, str | float] | None,
+        headers: Mapping[str, str],
+        timeout_s: float,
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
         """An answer that is none of a refusal, to be read."""
         sent = {"Authorization": f"Bearer {self._token}", "Accept": "*/*", **headers}

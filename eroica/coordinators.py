@@ -14,11 +14,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from eroica import bus
-from eroica.answers import Job, Rank, Window
+from eroica.answers import Job, Pacing, PacingChange, Rank, Window
 from eroica.chronicle import Chronicle, now, pace_of
+from eroica.conductor import Mode
 from eroica.coordinator import Policy, missing_note
 from eroica.coordinator import Window as Captured
 from eroica.errors import UserError
+from eroica.fabric.pacing import Limits
 from eroica.investigation import Incident, Investigation
 from eroica.relay import Carrier, CoordinatorLink, Reception
 from eroica.topology import Topology
@@ -226,6 +228,16 @@ class Coordinators:
             self.say(f"{who} cancelled the window that {request.window.asked_by} had asked for", job)
         return request.window
 
+    def pacing(self, job: str) -> Pacing:
+        """How the pacing of a job stands. Raises UnknownError."""
+        return self._investigation(job).pacing.state(job)
+
+    def pace(self, job: str, mode: Mode, limits: Limits, who: str) -> Pacing:
+        """Somebody says what pacing may do from now on. Raises UnknownError."""
+        investigation = self._investigation(job)
+        investigation.pacing.wish(mode, limits, who, time.monotonic_ns())
+        return investigation.pacing.state(job)
+
     def _investigation(self, job: str) -> Investigation:
         found = self.jobs.get(job)
         if found is None:
@@ -284,6 +296,10 @@ class Coordinators:
             if request is not None and not diagnosis:
                 request.why = f"the capture gave nothing: {missing_note(window) or 'no rank was left'}"
 
+        def paced(change: PacingChange) -> None:
+            self.chronicle.paced(job, change)
+            say(f"pacing: {change.phase + ': ' if change.phase else ''}{change.why}")
+
         self._seen_s[job] = time.monotonic()
         self.jobs[job] = Investigation(
             link,
@@ -296,6 +312,7 @@ class Coordinators:
             first_window=1 + secrets.randbelow(MOST_WINDOW),
             closed=closed,
             topology=self._topology,
+            paced=paced,
         )
         link.subscribe((bus.Summarized,), lambda message: self.chronicle.took(job, link.session, message))
 

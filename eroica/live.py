@@ -8,6 +8,7 @@ status is ours in every case. Used by `cli` and `demo`.
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import shlex
@@ -15,16 +16,19 @@ import shutil
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from eroica import bus
 from eroica.access import VARIABLES, Pass
 from eroica.agent import Agent, host_name
+from eroica.answers import PacingChange
 from eroica.captures import Readers, close_captures
+from eroica.conductor import Mode
 from eroica.coordinator import Policy
 from eroica.errors import EroicaError
+from eroica.fabric.pacing import Limits
 from eroica.investigation import Incident, Investigation
 from eroica.launch import Job, Workspace, environment_for, start
 from eroica.meetup import Meeting
@@ -55,6 +59,11 @@ class Run:
     keep_rings: Path | None = None
     """Where to copy the flight rings once the job has ended; None: they are deleted with the run."""
     policy: Policy = field(default_factory=Policy)
+    pacing: Mode = Mode.OFF
+    """Of our own coordinator."""
+    pacing_limits: Limits = field(default_factory=Limits)
+    paced: Callable[[PacingChange], None] = lambda change: None
+    """Gets each change of the pacing."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Added to the environment of the command."""
     on_demand: bool = False
@@ -171,7 +180,10 @@ class _Watcher:
                 tell=tell,
                 say=say,
                 may_size=recording is None,
+                paced=self._paced,
             )
+            if plan.pacing is not Mode.OFF:
+                self._investigation.pacing.wish(plan.pacing, plan.pacing_limits, "eroica run", time.monotonic_ns())
         self._link.subscribe((bus.Closed, bus.Released, bus.Said), self._take)
         self._readers = Readers()
         self._agent = Agent(folder, self._link, host=self._host, readers=self._readers, on_demand=recording)
@@ -253,10 +265,26 @@ class _Watcher:
             except OSError as error:
                 self._say_once(f"captures could not be kept in {target}: {error.strerror or error}")
 
+    def _paced(self, change: PacingChange) -> None:
+        self._plan.paced(change)
+        self._say(f"pacing: {change.phase + ': ' if change.phase else ''}{change.why}")
+
     def _say_once(self, text: str) -> None:
         if text not in self._said:
             self._said.add(text)
             self._say(text)
+
+
+def pacing_log(folder: Path) -> Callable[[PacingChange], None]:
+    """Keeps each change of a job's pacing, a line of JSON in `folder`/pacing.jsonl."""
+
+    def keep(change: PacingChange) -> None:
+        with suppress(OSError):  # the run goes on, and the change is said all the same
+            folder.mkdir(parents=True, exist_ok=True)
+            with open(folder / "pacing.jsonl", "a", encoding="utf-8") as log:
+                log.write(json.dumps(asdict(change)) + "\n")
+
+    return keep
 
 
 def on_demand(policy: Policy) -> Policy:

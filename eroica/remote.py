@@ -1,4 +1,4 @@
-"""`eroica status`, `incidents`, `profile`, `confirm` and `show ID`: the commands that ask a running coordinator.
+"""`eroica status`, `incidents`, `profile`, `pace`, `confirm` and `show ID`: they ask a running coordinator.
 
 Their options and their texts; what they ask goes through `client`. Nothing here prints or exits: `cli` does, with what
 these return. What comes back holds strings of jobs, which are cleaned before a terminal sees them. Used by `cli`.
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from eroica.errors import UnavailableError, UserError
 
 if TYPE_CHECKING:
-    from eroica.answers import Incident, Job, Rank, Window
+    from eroica.answers import Incident, Job, Pacing, Rank, Window
     from eroica.client import Client
     from eroica.findings import Diagnosis
 
@@ -72,6 +72,26 @@ def add_commands(add: Command) -> None:
     )
     command.add_argument("job", metavar="JOB", help="as eroica status names it")
     command.add_argument("--no-wait", action="store_true", help="leave at once; the coordinator tells what comes of it")
+    add_api(command)
+
+    command = add(
+        "pace",
+        pace,
+        "tell how the pacing of a running job stands, or switch it: hold back ranks that would only wait, where a "
+        "trial shows a gain (docs/pacing.md)",
+        "eroica pace waves --dry-run",
+    )
+    command.add_argument("job", metavar="JOB", help="as eroica status names it")
+    wish = command.add_mutually_exclusive_group()
+    wish.add_argument("--dry-run", action="store_true", help="say what it would do, and do nothing")
+    wish.add_argument("--enable", action="store_true", help="try it, and keep it only while trials show a gain")
+    wish.add_argument("--off", action="store_true", help="hold nobody any more")
+    command.add_argument(
+        "--threshold", type=_amount, metavar="SHARE", help="waiting over the iteration above which it is tried (0.05)"
+    )
+    command.add_argument("--max-delay", type=_amount, metavar="MS", help="longest hold of a rank (50; at most 200)")
+    command.add_argument("--ttl", type=_amount, metavar="S", help="an order that is not renewed ends by itself (10)")
+    command.add_argument("--format", choices=("text", "json"), default="text", help="what stdout gets (default: text)")
     add_api(command)
 
     command = add(
@@ -175,6 +195,63 @@ def profile(options: argparse.Namespace) -> str:
     return render_text(from_json(_kept(client, window.incident))) + _before(client, window.incident)
 
 
+def pace(options: argparse.Namespace) -> str:
+    """`eroica pace`."""
+    client = connect(options)
+    modes = {"off": options.off, "dry-run": options.dry_run, "enable": options.enable}
+    mode = next((mode for mode, is_wished in modes.items() if is_wished), "")
+    numbers = (options.threshold, options.max_delay, options.ttl)
+    if not mode:
+        if numbers != (None, None, None):
+            options.usage("--threshold, --max-delay and --ttl go with --dry-run or --enable")
+        found = client.pacing(options.job)
+    else:
+        found = client.set_pacing(
+            options.job,
+            mode,
+            threshold=options.threshold,
+            max_delay_s=options.max_delay / 1e3 if options.max_delay is not None else None,
+            ttl_s=options.ttl,
+        )
+    return _json(found) if options.format == "json" else render_pacing(found)
+
+
+def render_pacing(found: Pacing) -> str:
+    """As text."""
+    phase = f", {found.phase}" if found.phase else ""
+    lines = [
+        f"{_clean(found.job)}: pacing is {found.mode}{phase}; "
+        + ("ranks are held back now" if found.is_held else "nobody is held back")
+        + (", a dry run would do so now" if found.would_hold else "")
+    ]
+    if found.mode != "off":
+        lines.append(
+            f"tried above {found.threshold:.1%} of waiting, holds of {found.max_delay_s * 1e3:g} ms at most, orders "
+            f"end after {found.ttl_s:g} s; set by {_clean(found.who)}"
+        )
+    if found.iteration_s is not None and found.dispersion is not None:
+        lines.append(
+            f"{found.num_iterations:,} iterations of all ranks seen, {_milliseconds(found.iteration_s)} each, of which "
+            f"the usual rank waits {found.dispersion:.1%}"
+        )
+    if found.gain is not None and found.gain_error is not None and found.steadier is not None:
+        lines.append(
+            f"last trial: throughput {found.gain:+.1%} +- {found.gain_error:.1%}, variation {-found.steadier:+.0%}"
+        )
+    lines += [
+        f"  group {_clean(group.name, 60)}, {group.num_ranks} ranks: wait {_milliseconds(group.wait_s)}, holds up to "
+        f"{_milliseconds(group.longest_delay_s)}, usually {_milliseconds(group.median_delay_s)}"
+        for group in found.groups
+    ]
+    lines += [
+        f"  {_time(change.at)}  step {change.step:,}  {change.phase or change.mode}: {_clean(change.why, 300)}"
+        for change in found.changes[-10:]
+    ]
+    if found.why_not:
+        lines.append(f"nothing comes of it: {_clean(found.why_not, 300)}")
+    return "".join(f"{line}\n" for line in lines)
+
+
 def confirm(options: argparse.Namespace) -> str:
     """`eroica confirm`."""
     made = connect(options).confirm(options.incident, options.cause, options.note)
@@ -185,6 +262,16 @@ def _count(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text[:9]) <= 100_000:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to 100000")
     return int(text)
+
+
+def _amount(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return value
 
 
 def _awaited(client: Client, window: Window) -> Window:
