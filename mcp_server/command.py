@@ -101,11 +101,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _setup(options: argparse.Namespace) -> Setup:
     works: Works[Diagnosed] = Works()
-    windows = None
+    windows = client = None
     source: Source
     if "://" in options.path or os.path.isfile(options.path):
         source = coordinator = _coordinator(options.path)
-        windows = coordinator.windows
+        windows, client = coordinator.windows, coordinator.client
         traces = list(options.traces)
     else:
         folder = Path(options.path).absolute()
@@ -118,7 +118,14 @@ def _setup(options: argparse.Namespace) -> Setup:
             raise UserError(f"{one} is no folder; --source and --traces allow what lies below a folder")
     if options.hide_names:
         source = Nameless(source)
-    setup = Setup(source=source, works=works, windows=windows, allow_act=options.allow_act, num_processes=options.jobs)
+    setup = Setup(
+        source=source,
+        works=works,
+        windows=windows,
+        client=client,
+        allow_act=options.allow_act,
+        num_processes=options.jobs,
+    )
     sources = tuple(options.source) if options.source else _default_sources()
     return replace(setup, sources=sources, traces=tuple(traces) if options.allow_act else ())
 

@@ -45,7 +45,7 @@ class CoordinatorSource:
     def __init__(self, client: Client, clock: Callable[[], float] = time.monotonic) -> None:
         self.what = f"the coordinator at {client.url}"
         self.windows = Windows(client)
-        self._client = client
+        self.client = self._client = client
         self._clock = clock
         self._lock = threading.Lock()
         self._asking = threading.Lock()

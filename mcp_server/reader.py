@@ -15,6 +15,7 @@ from mcp.server.auth.settings import AuthSettings
 from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import Field
 
+from eroica.client import Client
 from eroica.errors import EroicaError
 from eroica.findings import Diagnosis
 from eroica.untrusted import clean
@@ -48,6 +49,8 @@ class Setup:
     """Folders below which traces may be diagnosed."""
     windows: Windows | None = None
     """Of a running coordinator; None: there is none."""
+    client: Client | None = None
+    """The same, for what is asked of it directly."""
     allow_act: bool = False
     num_processes: int = 0
     """For reading traces; 0: one per core."""

@@ -25,7 +25,7 @@ from eroica import __version__
 from eroica.assist import asking
 from eroica.errors import EroicaError
 from eroica.untrusted import clean
-from mcp_server import acting, code, notices, reading
+from mcp_server import acting, code, notices, pacing, reading
 from mcp_server.answers import DEFAULT_TOKENS, Answer, Page, Tokens, fitted
 from mcp_server.reader import Cursor, Id, Name, Reader, Setup
 from mcp_server.sources import Made, Several, identity
@@ -72,8 +72,12 @@ def build(setup: Setup) -> MCPServer:
     _add_reading(server, reader, setup)
     _add_resources(server, reader)
     _add_prompts(server, reader, setup)
+    if setup.client is not None:
+        pacing.add_reading(server, reader, setup.client)
     if setup.allow_act:
         acting.add(server, reader, made, setup)
+        if setup.client is not None:
+            pacing.add_acting(server, reader, setup.client)
     return server
 
 

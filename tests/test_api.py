@@ -234,6 +234,7 @@ OUTSIDE = [
     ("POST", "/v1/jobs/waves/windows"),
     ("DELETE", "/v1/jobs/waves/windows/w-000000000000"),
     ("POST", "/v1/incidents/000000000000/confirm"),
+    ("PUT", "/v1/jobs/waves/pacing"),
 ]
 
 
@@ -254,6 +255,7 @@ def test_a_scope_that_is_too_small_is_refused(shared: Site) -> None:
         ("DELETE", f"/v1/jobs/{JOB}/windows/w-000000000000"),
         ("POST", f"/v1/incidents/{incident}/confirm"),
         ("PUT", "/v1/jobs"),
+        ("PUT", f"/v1/jobs/{JOB}/pacing"),
     ):
         answer = raw(shared, method, path, token="read", body=b"{}", Content_Type="application/json")
         assert answer.status == 403 and answer.why == "this needs a token of scope act"
@@ -466,6 +468,7 @@ def test_the_schema_names_every_question_and_no_answer_may_be_kept_or_framed(sha
     assert schema["info"] == {"title": "eroica", "summary": schema["info"]["summary"], "version": __version__}
     assert {path for path in schema["paths"]} >= {
         "/v1/jobs/{job}/ranks", "/v1/incidents/{id}/seen-before", "/v1/events", "/v1/jobs/{job}/windows/{id}",
+        "/v1/jobs/{job}/pacing",
     }  # fmt: skip
     assert answer.headers["cache-control"] == "no-store" and answer.headers["x-content-type-options"] == "nosniff"
     assert "default-src 'none'" in answer.headers["content-security-policy"] and "server" not in answer.headers

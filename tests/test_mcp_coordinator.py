@@ -34,7 +34,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 def _setup(site: Site, token: str = "act") -> Setup:
     # Each look at the clock is minutes after the one before: no list is good any more.
     source = CoordinatorSource(site.client(token), count(0.0, 100.0).__next__)
-    return Setup(source=source, windows=source.windows, allow_act=True)
+    return Setup(source=source, windows=source.windows, client=source.client, allow_act=True)
 
 
 async def _record(client: Client, tool: str, **arguments: Any) -> dict[str, Any]:
@@ -140,3 +140,30 @@ def test_numbers_come_back_from_their_json_as_they_were() -> None:
         for name in ("ranks", "beta", "hosts", "groups"):
             with pytest.raises(DataError):
                 detail_from({**plain, name: [["x"]]})
+
+
+def test_pacing_is_told_and_enabled_only_after_a_dry_run_has_seen_the_job(site: Site) -> None:
+    async def question(client: Client) -> None:
+        names = {tool.name for tool in (await client.list_tools()).tools}
+        assert {"get_pacing", "set_pacing"} <= names and len(names) <= 15
+        assert (await _record(client, "get_pacing", job=JOB))["mode"] == "off"
+        early = await client.call_tool("set_pacing", {"job": JOB, "mode": "enable"})
+        assert early.is_error and "dry run" in text_of(early)
+        record = await _record(client, "set_pacing", job=JOB, mode="dry-run", max_hold_ms=20)
+        assert (record["mode"], record["max_hold_ms"], record["is_held"]) == ("dry-run", 20.0, False)
+        beyond = await client.call_tool("set_pacing", {"job": JOB, "mode": "dry-run", "max_hold_ms": 5_000})
+        assert beyond.is_error
+        conductor = site.coordinators.jobs[JOB].pacing
+        site.in_loop(lambda: setattr(conductor, "has_rehearsed", True))
+        assert (await _record(client, "set_pacing", job=JOB, mode="enable"))["mode"] == "enable"
+        assert (await _record(client, "set_pacing", job=JOB, mode="off"))["changes"][0]["why"] == "switched off by act"
+
+    ask(_setup(site), question)
+
+
+def test_a_token_that_may_only_read_switches_no_pacing(site: Site) -> None:
+    async def question(client: Client) -> CallToolResult:
+        assert (await _record(client, "get_pacing", job=JOB))["mode"] == "off"
+        return await client.call_tool("set_pacing", {"job": JOB, "mode": "dry-run"})
+
+    assert "scope act" in text_of(ask(_setup(site, "read"), question))

@@ -16,7 +16,7 @@ import eroica
 from eroica import cli
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ("README.md", "AGENTS.md", "CONTRIBUTING.md", "docs/cluster.md", "docs/security.md")
+DOCUMENTS = ("README.md", "AGENTS.md", "CONTRIBUTING.md", "docs/cluster.md", "docs/pacing.md", "docs/security.md")
 
 
 def _fresh(code: str, *options: str) -> str:

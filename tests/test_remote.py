@@ -120,3 +120,28 @@ def test_nobody_that_answers_is_one_sentence_and_a_secret_on_the_command_line_is
             cli.main(arguments)
         assert leaving.value.code == 2
         assert hint in capsys.readouterr().err
+
+
+def test_the_pacing_of_a_job_is_switched_told_and_in_the_audit_log(site: Site, capsys: Capture) -> None:
+    assert printed(capsys, "pace", JOB) == "waves: pacing is off; nobody is held back\n"
+    told = printed(capsys, "pace", JOB, "--dry-run", "--threshold", "0.2", "--max-delay", "20", "--ttl", "5")
+    assert told.startswith("waves: pacing is dry-run") and "a dry run begins by act" in told
+    assert "tried above 20.0% of waiting, holds of 20 ms at most, orders end after 5 s; set by act" in told
+    told = printed(capsys, "pace", JOB, "--enable", "--format", "json")
+    assert json.loads(told)["mode"] == "enable" and json.loads(told)["max_delay_s"] == 0.05
+    assert printed(capsys, "pace", JOB, "--off").startswith("waves: pacing is off")
+    assert "max_delay_s is 5" in printed(capsys, "pace", JOB, "--enable", "--max-delay", "5000", status=1)
+    assert "no job tides" in printed(capsys, "pace", "tides", status=1)
+    site.kept()
+    audited = [one for one in site.client("admin").audit() if one.who == "eroica"]
+    assert [one.outcome for one in audited] == ["switched off by act", "switched on by act", "a dry run begins by act"]
+    with pytest.raises(SystemExit):
+        cli.main(["pace", JOB, "--ttl", "5"])
+
+
+def test_a_token_that_may_only_read_sees_pacing_and_switches_none(
+    site: Site, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EROICA_API", str(site.state / "read.token"))
+    assert "pacing is off" in printed(capsys, "pace", JOB)
+    assert "scope act" in printed(capsys, "pace", JOB, "--enable", status=1)
