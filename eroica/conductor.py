@@ -57,8 +57,8 @@ class Mode(StrEnum):
 class View:
     """The job, as its coordinator sees it."""
 
-    training: tuple[str, int]
-    """Its name and generation: another one is another job to pace."""
+    start: tuple[int, int]
+    """Of a training: another one is another job to pace."""
     host_of: Mapping[int, str]
     """Of each rank that lives and is heard."""
     is_free: bool
@@ -97,7 +97,7 @@ class Conductor:
         self._now = now
         self._topology = topology
         self._who = ""
-        self._view = View(training=("", 0), host_of={}, is_free=False)
+        self._view = View(start=(0, 0), host_of={}, is_free=False)
         self._changes: deque[PacingChange] = deque(maxlen=MOST_CHANGES)
         self._number = 0
         self._asked_ns: int | None = None
@@ -156,8 +156,8 @@ class Conductor:
     def tick(self, view: View, now_ns: int) -> None:
         """Let time pass; to be called each round while `mode` is not off."""
         was_free = self._view.is_free
-        if view.training != self._view.training or view.host_of.keys() != self._view.host_of.keys():
-            is_new = view.training != self._view.training or view.host_of.keys() - self._view.host_of.keys()
+        if view.start != self._view.start or view.host_of.keys() != self._view.host_of.keys():
+            is_new = view.start != self._view.start or view.host_of.keys() - self._view.host_of.keys()
             if self._pacer is not None and is_new and view.host_of:  # else ranks are ending
                 self._change(self._last_step, "", "the ranks of the job have changed: everything is learnt anew")
             self._release()

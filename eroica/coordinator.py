@@ -349,6 +349,11 @@ class Coordinator:
         return any(window is not None and window.frames is Frames.SIZED for window in (self.window, self._wanted))
 
     @property
+    def start(self) -> tuple[int, int]:
+        """The how manieth training it is, and the how manieth start of that."""
+        return self._turn, self._generation
+
+    @property
     def silent(self) -> frozenset[str]:
         """Hosts whose agents are not heard."""
         return frozenset(self._silent)

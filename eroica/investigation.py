@@ -124,15 +124,13 @@ class Investigation:
     def _view(self) -> View:
         """The job, for pacing."""
         coordinator = self.coordinator
-        living = {
-            rank: standing
-            for rank, standing in coordinator.standings.items()
-            if standing.is_alive and standing.host not in coordinator.silent
-        }
-        first = next(iter(living.values()), None)
         return View(
-            training=(first.training, first.generation) if first is not None else ("", 0),
-            host_of={rank: standing.host for rank, standing in living.items()},
+            start=coordinator.start,
+            host_of={
+                rank: standing.host
+                for rank, standing in coordinator.standings.items()
+                if standing.is_alive and standing.host not in coordinator.silent
+            },
             is_free=coordinator.window is None and coordinator.look is None and not coordinator.is_resting,
         )
 

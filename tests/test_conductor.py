@@ -12,12 +12,14 @@ from eroica import bus, ring
 from eroica.answers import PacingChange
 from eroica.arrivals import Arrival, Arrivals
 from eroica.conductor import STRAYS, Conductor, Mode, View
+from eroica.errors import DataError
 from eroica.fabric.pacing import Limits
 from eroica.holding import Holding, met
 from eroica.holds import parse
 from eroica.ring import COLLECTIVE, PACED, STEP, Record, Ring
 from eroica.steps import Iteration
 from eroica.topology import Topology
+from eroica.wire import read_message, write_message
 
 MS = 1_000_000
 SECOND = 1000 * MS
@@ -56,7 +58,7 @@ class Job:
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
-            view = View(training=("t", 0), host_of={r: f"h{r}" for r in range(4)}, is_free=self.is_free)
+            view = View(start=(1, 0), host_of={r: f"h{r}" for r in range(4)}, is_free=self.is_free)
             self.conductor.tick(view, self.now_ns)
             for message in self.sent[self._num_heard :]:
                 if isinstance(message, bus.Hold):
@@ -182,7 +184,7 @@ def test_a_job_whose_ends_of_collectives_are_not_seen_is_told_so() -> None:
 def test_another_set_of_ranks_is_another_job_to_learn() -> None:
     job = Job(gain=0.1)
     job.run(300)
-    job.conductor.tick(View(training=("t", 1), host_of={0: "h0"}, is_free=True), job.now_ns)
+    job.conductor.tick(View(start=(1, 1), host_of={0: "h0"}, is_free=True), job.now_ns)
     assert not delays(job.holds[-1]) and not job.conductor.state("waves").is_held
     assert "learnt anew" in job.changes[-1].why
 
@@ -242,6 +244,27 @@ def test_an_agent_tells_of_arrivals_only_while_somebody_wants_to_know() -> None:
     holding.tell(bus.TellArrivals(ttl_s=1.0), 0)
     assert len(holding.feed(Path("r"), records, records, laps, SECOND - 1)) == 1
     assert holding.feed(Path("r"), [], [], [*laps, _lap(3)], SECOND) == []
+
+
+def test_what_agents_and_the_conductor_tell_each_other_travels_and_claims_beyond_all_bounds_do_not() -> None:
+    arrived = bus.Arrived(
+        rank=3,
+        groups=(bus.Met(group=(1 << 64) - 1, name="data", size=4),),
+        arrivals=(Arrival(7, 200 * MS, 0, (((1 << 64) - 1, 41, -1),)), Arrival(8, 200 * MS, 5 * MS, ())),
+    )
+    hold = bus.Hold(number=2, ttl_s=5.0, delays=(((1 << 64) - 1, ((0, 5 * MS), (3, MS))),))
+    for message, sender in ((arrived, bus.TO_COORDINATOR), (hold, bus.TO_AGENTS), (bus.TellArrivals(ttl_s=5.0), None)):
+        assert read_message(*write_message(message), sender or bus.TO_AGENTS) == message
+    wrong = [
+        replace(arrived, arrivals=(Arrival(7, 0, 0, ()),)),
+        replace(arrived, arrivals=(Arrival(7, 1, 0, ((KEY, 1, -2),)),)),
+        replace(arrived, groups=(bus.Met(group=KEY, name="alone", size=1),)),
+        replace(hold, ttl_s=1e9),
+        replace(hold, delays=((KEY, ((0, SECOND),)),)),
+    ]
+    for message in wrong:
+        with pytest.raises(DataError, match="beyond all bounds"):
+            read_message(*write_message(message), (*bus.TO_COORDINATOR, *bus.TO_AGENTS))
 
 
 def test_groups_without_peers_and_notes_that_make_no_sense_are_no_groups() -> None:

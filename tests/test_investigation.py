@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 
 from eroica import bus
+from eroica.arrivals import Arrival
 from eroica.codec import write_summary
 from eroica.commands import State, Unit
+from eroica.conductor import Mode
 from eroica.coordinator import Policy, Window
 from eroica.critical_path import Activity
 from eroica.degradation import Change, Trigger
+from eroica.fabric.pacing import Limits
 from eroica.findings import to_json
 from eroica.investigation import Incident, Investigation, judge
 from eroica.pattern import Function, Summary
@@ -83,8 +86,13 @@ class Agent:
             self.closed.append(message)
 
 
-def diagnosed(ends: Ends, slow: Sequence[int] = (SLOW,), topology: Topology | None = None) -> dict[str, Any]:
-    """What comes of it, but for the time at which it was made."""
+def diagnosed(
+    ends: Ends,
+    slow: Sequence[int] = (SLOW,),
+    topology: Topology | None = None,
+    before: Callable[[Investigation], Callable[[], bool]] = lambda investigation: lambda: True,
+) -> dict[str, Any]:
+    """What comes of it, but for the time at which it was made. `before`: what is done first, and when that is done."""
     told: list[Incident] = []
     investigation = Investigation(
         ends.coordinator,
@@ -106,6 +114,7 @@ def diagnosed(ends: Ends, slow: Sequence[int] = (SLOW,), topology: Topology | No
         ends.rounds(holds)
 
     until(lambda: len(investigation.coordinator.standings) == 8)
+    until(before(investigation))
     for agent in agents:
         agent.notice()
     until(lambda: investigation.coordinator.window is not None or bool(told))
@@ -129,6 +138,35 @@ def test_what_the_slow_ranks_have_in_common_in_the_network_is_told_live() -> Non
     made = diagnosed(in_one_process(), (1, 5), rails)
     assert "(all 2 ranks on rail r1)" in made["verdict"]["summary"]
     assert "topology" in {item["source"] for item in made["evidence"].values()}
+
+
+def test_a_job_that_is_paced_is_captured_while_nobody_is_held_and_its_diagnosis_says_so() -> None:
+    (ends, *_), seen = over(Network(random.Random(1), loses=0.1)), list[bus.Message]()
+    ends.agents[0].subscribe((bus.Hold, bus.Prepare), seen.append)
+
+    def pace(investigation: Investigation) -> Callable[[], bool]:
+        limits = Limits(memory=4, block=4)
+        investigation.pacing.wish(Mode.ENABLE, limits, "somebody", time.monotonic_ns())
+        step = 0
+
+        def is_held() -> bool:
+            nonlocal step
+            step += 1
+            for rank in range(8):
+                firsts = ((7, step, 10_000_000 + (0 if rank == SLOW else 200_000_000)),)
+                told = Arrival(step, 1_000_000_000, 0, firsts)
+                met = (bus.Met(group=7, name="data", size=8),)
+                ends.agents[rank // 4].publish(bus.Arrived(rank=rank, groups=met, arrivals=(told,)))
+            return any(isinstance(message, bus.Hold) and message.delays for message in seen)
+
+        return is_held
+
+    made = diagnosed(ends, before=pace)
+    assert made["verdict"]["ranks"] == str(SLOW)
+    assert any("held back by eroica's pacing before this window" in note for note in made["coverage"]["notes"])
+    after = seen[next(n for n, message in enumerate(seen) if isinstance(message, bus.Prepare)) :]
+    first = next(message for message in after if isinstance(message, bus.Hold))
+    assert not first.delays, "they are free before the window begins"
 
 
 @pytest.mark.parametrize("seed", range(5))
