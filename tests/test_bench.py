@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench import pacing
 from bench.measure import Contender, Failure, Series, Spread, interleave, run
 from bench.overhead import KINDS, _measured, _tables, train
 from bench.tables import Table, Target, figure, markdown, number, plain
@@ -131,3 +132,12 @@ def test_each_kind_of_training_of_the_overhead_bench_can_be_measured(name: str) 
     run = train(kind, 1, sys.executable, calm_steps=10)
     assert run.calm_ms > 0 and run.peak_mb > 50
     assert bool(run.window) == (name != "bare")
+
+
+def test_blocks_with_and_without_pacing_are_paired_with_their_neighbours_and_lose_what_carries_over() -> None:
+    # What is before the first trial; off; on, twice as long, as in off on on off; off; on; and an off without a pair.
+    paced = {*range(30, 70), *range(110, 130)}
+    length = np.array([2.0 if step in paced else 1.0 for step in range(150)])
+    length[[5, 30, 111]] = 9.0
+    off, on = pacing.pairs(length, paced, 10)
+    assert off == [[1.0] * 18, [1.0] * 38] and on == [[2.0] * 38, [2.0] * 18]

@@ -255,16 +255,16 @@ def test_what_agents_and_the_conductor_tell_each_other_travels_and_claims_beyond
     hold = bus.Hold(number=2, ttl_s=5.0, delays=(((1 << 64) - 1, ((0, 5 * MS), (3, MS))),))
     for message, sender in ((arrived, bus.TO_COORDINATOR), (hold, bus.TO_AGENTS), (bus.TellArrivals(ttl_s=5.0), None)):
         assert read_message(*write_message(message), sender or bus.TO_AGENTS) == message
-    wrong = [
+    wrong: list[bus.Message] = [
         replace(arrived, arrivals=(Arrival(7, 0, 0, ()),)),
         replace(arrived, arrivals=(Arrival(7, 1, 0, ((KEY, 1, -2),)),)),
         replace(arrived, groups=(bus.Met(group=KEY, name="alone", size=1),)),
         replace(hold, ttl_s=1e9),
         replace(hold, delays=((KEY, ((0, SECOND),)),)),
     ]
-    for message in wrong:
+    for claim in wrong:
         with pytest.raises(DataError, match="beyond all bounds"):
-            read_message(*write_message(message), (*bus.TO_COORDINATOR, *bus.TO_AGENTS))
+            read_message(*write_message(claim), (*bus.TO_COORDINATOR, *bus.TO_AGENTS))
 
 
 def test_groups_without_peers_and_notes_that_make_no_sense_are_no_groups() -> None:
