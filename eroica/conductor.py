@@ -127,9 +127,8 @@ class Conductor:
     def wish(self, mode: Mode, limits: Limits, who: str, now_ns: int) -> None:
         """Somebody says what is to be done from now on."""
         self._release()
-        rehearsed = self.has_rehearsed
         self._forget()
-        self.mode, self._who, self.has_rehearsed = mode, who, rehearsed
+        self.mode, self._who = mode, who
         self.limits = replace(limits, dry_run=mode is Mode.DRY_RUN)
         self._asked_ns = None
         wishes = {Mode.OFF: "switched off", Mode.DRY_RUN: "a dry run begins", Mode.ENABLE: "switched on"}
@@ -315,7 +314,7 @@ class Conductor:
         found: dict[int, dict[int, int]] = {}
         for key, group in self._groups.items():
             name = f"{key:016x}"
-            cap_s = self.limits.cap_s(name)
+            cap_s = min(self.limits.cap_s(name), self.limits.cap_s(group.name))
             turn_s = min(self._turn_s(order, name), order.patience_s)
             for member, rank in enumerate(group.members):
                 # A rehearsal tells what it would be: the bounds are the same.

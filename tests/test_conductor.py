@@ -151,6 +151,13 @@ def test_a_rank_that_lies_makes_nobody_wait_longer_than_the_cap() -> None:
         assert all(ns <= 20 * MS for hold in job.holds for ns in delays(hold).values())
 
 
+def test_a_group_has_the_cap_that_its_name_was_given() -> None:
+    job = Job(gain=0.1, limits=replace(SHORT, group_caps_s={"data": 0.004}))
+    job.run(200)
+    assert any(delays(hold) for hold in job.holds)
+    assert all(ns <= 4 * MS for hold in job.holds for ns in delays(hold).values())
+
+
 def test_a_rank_in_several_groups_is_held_for_all_of_them_together_within_its_share() -> None:
     keys = tuple(range(1, 9))
     job = Job(gain=0.1, groups=keys, limits=replace(SHORT, iteration_share=0.1, max_delay_s=0.2))
