@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from eroica import bus, wire
 from eroica.access import ALL_JOBS, Pass, find_pass, load_pass, permissions
+from eroica.arrivals import Arrival
 from eroica.background import History, Lap, Span
 from eroica.broker import Listening
 from eroica.bus import Answered, Commit, Noticed, Prepare, Standing, Summarized
@@ -92,6 +93,13 @@ def all_messages() -> list[bus.Message]:
         bus.Looked(look=4, host="a", views=(view,), limit_s=10.0, notes=("rank 4 is not seen",)),
         bus.Ending(host="a"),
         bus.Leaving(host="a"),
+        bus.Arrived(
+            rank=3,
+            groups=(bus.Met(group=(1 << 64) - 1, name="data", size=4),),
+            arrivals=(Arrival(7, 10**8, 0, (((1 << 64) - 1, 41, -1),)), Arrival(8, 10**8, 10**6, ())),
+        ),
+        bus.TellArrivals(ttl_s=5.0),
+        bus.Hold(number=2, ttl_s=5.0, delays=(((1 << 64) - 1, ((0, 10**6), (3, 10**7))),)),
         prepare(3),
         Commit(window=3, expected_s=2.5),
         bus.Abort(window=3),
