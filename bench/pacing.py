@@ -179,9 +179,14 @@ def _report(pieces: Sequence[Piece]) -> str:
             "",
             *table(pieces),
             "",
-            f"- The policy as shipped kept pacing in {kept} of {len(verdicts)} trials that came to an end:",
+            f"- The policy as shipped kept pacing in {kept} of {len(verdicts)} trials that came to an end"
+            + (
+                ":"
+                if verdicts
+                else "; in jobs as short as these it was still undecided, which takes up to twenty pairs."
+            ),
             *(f"  - {verdict}" for verdict in verdicts),
-            f"- Load of the machine before the jobs: {min(loads):.1f} to {max(loads):.1f} (other work shares it).",
+            f"- Load of the machine in the minute before the jobs: {min(loads):.1f} to {max(loads):.1f}.",
             *(f"- {name}: {facts[name]}" for name in ("date", "processor", "cores", "memory", "system", "Python")),
             "",
         ]
