@@ -12,10 +12,11 @@ bytes give DataError, and memory stays within a few times the input plus the nam
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +32,7 @@ from eroica.packing import (
     NONE,
     Reader,
     Texts,
+    Unlike,
     framed,
     known_digest,
     members,
@@ -54,7 +56,44 @@ refers to more than 254 texts."""
 
 _PATTERN_MAGIC, _LEDGER_MAGIC, _FILE_MAGIC = b"eroP", b"eroL", b"eroS"
 _HEAD = struct.Struct("<IIBBBBdqIQIIIfdBBBBB")
+_HEAD_ROW = np.dtype(
+    [
+        ("rank", "<u4"),
+        ("world_size", "<u4"),
+        ("flags", "u1"),
+        ("host", "u1"),
+        ("model", "u1"),
+        ("steps_by", "u1"),
+        ("window_s", "<f8"),
+        ("started_ns", "<i8"),
+        ("num_iterations", "<u4"),
+        ("num_events", "<u8"),
+        ("num_kernels", "<u4"),
+        ("num_launches", "<u4"),
+        ("num_collectives", "<u4"),
+        ("explained", "<f4"),
+        ("cutoff", "<f8"),
+        ("num_activities", "u1"),
+        ("num_functions", "u1"),
+        ("num_threads", "u1"),
+        ("num_groups", "u1"),
+        ("num_notes", "u1"),
+    ]
+)
+"""As `_HEAD` has it."""
+_COUNTS = ["num_activities", "num_functions", "num_threads", "num_groups", "num_notes"]
 _LEDGER_HEAD = struct.Struct("<BBBBBI")
+_LEDGER_ROW = np.dtype(
+    [
+        ("num_iterations", "u1"),
+        ("num_channels", "u1"),
+        ("num_samples", "u1"),
+        ("num_shapes", "u1"),
+        ("num_steps", "u1"),
+        ("dropped", "<u4"),
+    ]
+)
+_LEDGER_COUNTS = ["num_iterations", "num_channels", "num_samples", "num_shapes", "num_steps"]
 _FLAG_WORLD, _FLAG_EPOCH, _FLAG_STARTED, _FLAG_DEVICE, _FLAG_PARTIAL, _FLAG_BLOCKS = 1, 2, 4, 8, 16, 32
 _FUNCTION = np.dtype(
     [
@@ -81,6 +120,7 @@ _CHANNEL = np.dtype(
 _SHAPE = np.dtype([("channel", "u1"), ("kind", "u1"), ("check", "<u2")])
 
 _MOST = (1 << 31) - 1
+T = TypeVar("T")
 _IS_KIND = np.isin(np.arange(256), [int(kind) for kind in CollectiveKind])
 
 
@@ -332,50 +372,129 @@ def _measured(*columns: npt.NDArray[Any]) -> bool:
 
 def decode_summary(patterns: bytes, ledger: bytes, names: Mapping[bytes, bytes]) -> Summary:
     """Inverse of `encode_summary`; `names` may hold more than this summary needs. Raises DataError on anything else."""
-    reader = Reader(bytes(patterns), _PATTERN_MAGIC, VERSION, "summary: the part of patterns")
-    (
-        rank,
-        world_size,
-        flags,
-        host,
-        model,
-        steps_by,
-        window_s,
-        started_ns,
-        num_iterations,
-        num_events,
-        num_kernels,
-        num_launches,
-        num_collectives,
-        explained,
-        cutoff,
-        num_activities,
-        num_functions,
-        num_threads,
-        num_groups,
-        num_notes,
-    ) = reader.unpack(_HEAD)
+    return _decode([_Parts(bytes(patterns), bytes(ledger), names)])[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """One summary, as it came."""
+
+    patterns: bytes
+    ledger: bytes
+    names: Mapping[bytes, bytes]
+
+
+def _decode(parts: Sequence[_Parts]) -> list[Summary]:
+    """Summaries whose parts are as long as the first one's, as columns: what numpy does costs as much for one as for a
+    thousand. Raises DataError if one is bad, and Unlike."""
+    reader = Reader([part.patterns for part in parts], _PATTERN_MAGIC, VERSION, "summary: the part of patterns")
+    names = [part.names for part in parts]
+    head = reader.array(_HEAD_ROW, 1)[:, 0]
+    num_activities, num_functions, num_threads, num_groups, num_notes = reader.alike(head[_COUNTS])
     reader.texts(names)
     reader.check(num_activities == NUM_ACTIVITIES, f"counts {num_activities} activities, not {NUM_ACTIVITIES}")
-    counts = [num_functions, num_threads, num_groups, num_notes, rank, world_size, num_iterations, num_events]
-    most = [MAX_FUNCTIONS, MAX_THREADS, MAX_PROCESS_GROUPS, MAX_NOTES, _MOST, _MOST, _MOST, _MOST << 20]
-    reader.check(np.less_equal(counts, most), "counts too much")
-    reader.check(_shares(np.array([window_s, explained, cutoff])), "has a share or a window that is no number")
+    is_few = num_functions <= MAX_FUNCTIONS and num_threads <= MAX_THREADS
+    is_few = is_few and num_groups <= MAX_PROCESS_GROUPS and num_notes <= MAX_NOTES
+    reader.check(is_few and (head["num_events"] <= _MOST << 20).all(), "counts too much")
+    for column in ("rank", "world_size", "num_iterations"):
+        reader.check(head[column] <= _MOST, "counts too much")
+    is_number = _shares(head["window_s"], head["explained"], head["cutoff"])
+    reader.check(is_number, "has a share or a window that is no number")
+    reader.listed(head["host"], head["model"], head["steps_by"])
     activity_beta = reader.array("<f4", NUM_ACTIVITIES)
     rows = reader.array(_FUNCTION, num_functions)
     threads = reader.array(_THREAD, num_threads)
     groups = reader.array(_GROUP, num_groups)
-    notes = tuple(reader.text(number) for number in reader.raw(num_notes))
+    notes = reader.array("u1", num_notes)
     for column, limit in (("activity", NUM_ACTIVITIES), ("phase", len(Phase)), ("source", len(MU_SOURCES))):
         reader.check(rows[column] < limit, f"has a function of unknown {column}")
     reader.check(_shares(rows["beta"], threads["share"], activity_beta), "has a share that is no number")
     reader.check(_measured(rows["mu"], rows["sigma"], rows["count"], rows["work"]), "has a pattern that is no number")
-    # The first eight columns are bytes: activity, phase, source, numbers of texts. A million ranks have 40 rows each.
-    heads = np.ascontiguousarray(rows).view("u1").reshape(num_functions, _FUNCTION.itemsize)[:, :8]
-    named, listed = heads[:, 3:], reader.count_texts
-    reader.check((named < listed) | (named == NONE), "refers to a text that it does not list")
-    reader.check(named[:, 0] < listed, "refers to a text that it does not list")
-    texts = reader.by_number()
+    # The first eight columns are bytes: activity, phase, source, numbers of texts.
+    heads = np.ascontiguousarray(_as_bytes(rows)[:, :, :8])
+    reader.listed(heads[:, :, 4:], or_none=True)
+    reader.listed(heads[:, :, 3], threads["name"], notes, groups["name"], groups["description"], groups["members"])
+    functions = _each(reader, heads, lambda table, told: _functions(reader, table, told))
+    told_groups = _each(reader, groups, lambda table, told: _process_groups(reader, table, told))
+    ledgers = _decode_ledgers([part.ledger for part in parts], names, num_functions)
+    columns = {
+        name: list(rows[name].astype(kind))
+        for name, kind in (
+            ("beta", "f4"),
+            ("mu", "f4"),
+            ("sigma", "f4"),
+            ("source", "u1"),
+            ("count", "f4"),
+            ("work", "f8"),
+        )
+    }
+    return [
+        Summary(
+            rank=rank,
+            world_size=world_size if flags & _FLAG_WORLD else None,
+            host=table[host],
+            device_model=table[model],
+            groups=told,
+            steps_by=table[steps_by],
+            window_s=window_s,
+            started_ns=started_ns if flags & _FLAG_STARTED else None,
+            num_iterations=num_iterations,
+            patterns=Patterns(
+                functions=named,
+                beta=beta,
+                mu=mu,
+                sigma=sigma,
+                mu_source=source,
+                count=count,
+                work=work,
+                cutoff=cutoff,
+                activity_beta=activity,
+                threads=tuple([(table[name], share) for name, share in ran]),
+            ),
+            ledger=ledger,
+            coverage=Coverage(
+                num_events=num_events,
+                num_kernels=num_kernels,
+                num_launches=num_launches,
+                num_collectives=num_collectives,
+                explained=explained,
+                has_device=bool(flags & _FLAG_DEVICE),
+                partial=bool(flags & _FLAG_PARTIAL),
+                epoch=bool(flags & _FLAG_EPOCH),
+                notes=tuple([table[number] for number in noted]),
+                launches_block=bool(flags & _FLAG_BLOCKS),
+            ),
+        )
+        for (
+            (rank, world_size, flags, host, model, steps_by, window_s, started_ns, num_iterations, num_events,
+             num_kernels, num_launches, num_collectives, explained, cutoff, *_),
+            table, named, told, ledger, beta, mu, sigma, source, count, work, activity, ran, noted,
+        ) in zip(
+            head.tolist(), reader.tables, functions, told_groups, ledgers, *columns.values(),
+            activity_beta.astype("f4"), threads.tolist(), notes.tolist(), strict=True,
+        )
+    ]  # fmt: skip
+
+
+def _as_bytes(rows: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """(N, K) records as (N, K, bytes of a record)."""
+    return np.ascontiguousarray(rows).view("u1").reshape(*rows.shape, rows.dtype.itemsize)
+
+
+def _each(
+    reader: Reader, told: npt.NDArray[Any], make: Callable[[tuple[str, ...], npt.NDArray[Any]], T]
+) -> Iterator[T]:
+    """What `make` makes of each row and its texts: once where both are the same, as they are on the ranks of a host."""
+    made: dict[tuple[int, bytes], T] = {}
+    for table, row in zip(reader.tables, told, strict=True):
+        key = id(table), row.tobytes()
+        if key not in made:
+            made[key] = make(table, row)
+        yield made[key]
+
+
+def _functions(reader: Reader, table: tuple[str, ...], heads: npt.NDArray[np.uint8]) -> tuple[Function, ...]:
+    texts: list[str | None] = [*table, *[None] * (NONE + 1 - len(table))]
     functions = tuple(
         [
             _function(activity, phase, texts[name] or "", texts[at], texts[user], texts[launched], texts[inside])
@@ -383,55 +502,32 @@ def decode_summary(patterns: bytes, ledger: bytes, names: Mapping[bytes, bytes])
         ]
     )
     reader.check(len(set(functions)) == len(functions), "tells a function twice")
+    return _kept(functions)
+
+
+@lru_cache(maxsize=4096)
+def _kept(functions: tuple[Function, ...]) -> tuple[Function, ...]:
+    """The same as one object, however many ranks tell it: what lines them up goes through each object once."""
+    return functions
+
+
+def _process_groups(reader: Reader, table: tuple[str, ...], groups: npt.NDArray[Any]) -> tuple[ProcessGroup, ...]:
     told = []
     num_members = 0
     for name, description, listed, size in groups.tolist():
-        ranks = members(reader.text(listed))
+        ranks = members(table[listed])
         num_members += len(ranks)
         reader.check(num_members <= MAX_MEMBERS and size <= _MOST, "lists too many members of groups")
-        told.append(ProcessGroup(reader.text(name), reader.text(description), ranks, size))
-    return Summary(
-        rank=rank,
-        world_size=world_size if flags & _FLAG_WORLD else None,
-        host=reader.text(host),
-        device_model=reader.text(model),
-        groups=tuple(told),
-        steps_by=reader.text(steps_by),
-        window_s=window_s,
-        started_ns=started_ns if flags & _FLAG_STARTED else None,
-        num_iterations=num_iterations,
-        patterns=Patterns(
-            functions=functions,
-            beta=rows["beta"].astype(np.float32),
-            mu=rows["mu"].astype(np.float32),
-            sigma=rows["sigma"].astype(np.float32),
-            mu_source=rows["source"].copy(),
-            count=rows["count"].astype(np.float32),
-            work=rows["work"].astype(np.float64),
-            cutoff=cutoff,
-            activity_beta=activity_beta.astype(np.float32),
-            threads=tuple((reader.text(name), share) for name, share in threads.tolist()),
-        ),
-        ledger=_decode_ledger(
-            Reader(bytes(ledger), _LEDGER_MAGIC, VERSION, "summary: the ledger"), names, num_functions
-        ),
-        coverage=Coverage(
-            num_events=num_events,
-            num_kernels=num_kernels,
-            num_launches=num_launches,
-            num_collectives=num_collectives,
-            explained=explained,
-            has_device=bool(flags & _FLAG_DEVICE),
-            partial=bool(flags & _FLAG_PARTIAL),
-            epoch=bool(flags & _FLAG_EPOCH),
-            notes=notes,
-            launches_block=bool(flags & _FLAG_BLOCKS),
-        ),
-    )
+        told.append(ProcessGroup(table[name], table[description], ranks, size))
+    return tuple(told)
 
 
-def _decode_ledger(reader: Reader, names: Mapping[bytes, bytes], num_functions: int) -> Ledger:
-    num_iterations, num_channels, num_samples, num_shapes, num_steps, dropped = reader.unpack(_LEDGER_HEAD)
+def _decode_ledgers(
+    parts: Sequence[bytes], names: Sequence[Mapping[bytes, bytes]], num_functions: int
+) -> Iterator[Ledger]:
+    reader = Reader(parts, _LEDGER_MAGIC, VERSION, "summary: the ledger")
+    head = reader.array(_LEDGER_ROW, 1)[:, 0]
+    num_iterations, num_channels, num_samples, num_shapes, num_steps = reader.alike(head[_LEDGER_COUNTS])
     reader.check(
         num_iterations <= MAX_ITERATIONS and num_channels <= MAX_GROUPS and num_samples <= MAX_SAMPLES,
         "counts too much",
@@ -444,7 +540,8 @@ def _decode_ledger(reader: Reader, names: Mapping[bytes, bytes], num_functions: 
     top = reader.array("u1", num_iterations).astype(np.int32)
     by_work = reader.array("u1", num_iterations)
     sample_steps = reader.ints(num_steps)
-    complete = np.unpackbits(reader.array("u1", (num_steps + 7) // 8), count=num_steps).astype(bool)
+    packed = reader.array("u1", (num_steps + 7) // 8)
+    complete = np.unpackbits(packed, axis=1, count=num_steps).astype(bool)
     step, shape = reader.array("u1", num_samples), reader.array("u1", num_samples)
     position = reader.ints(num_samples)
     before, duration, sample_exposed = (reader.durations(num_samples) for _ in range(3))
@@ -457,35 +554,46 @@ def _decode_ledger(reader: Reader, names: Mapping[bytes, bytes], num_functions: 
     reader.check((position >= 0) & (position <= _MOST), "has a sample out of place")
     reader.check(_measured(channels["count"], channels["bytes"]), "has a group that is no number")
     reader.check(channels["size"] <= _MOST, "counts too much")
-    reader.check(sample_steps[1:] > sample_steps[:-1], "has steps out of order")
-    shape_of = shapes[shape]
-    return Ledger(
-        steps=steps,
-        length_s=length,
-        own_s=own,
-        exposed_s=exposed,
-        waiting_s=waiting,
-        top_function=np.where(top == NONE, -1, top).astype(np.int32),
-        top_excess_s=excess,
-        top_by_work=np.where(by_work == NONE, np.nan, by_work / 254).astype(np.float32),
-        channels=tuple(
-            Channel(reader.text(key), reader.text(description), size)
-            for key, description, size, *_ in channels.tolist()
-        ),
-        channel_count=channels["count"].astype(np.float32),
-        channel_exposed_s=unpack_durations(channels["exposed"]),
-        channel_bytes=channels["bytes"].astype(np.float64),
-        step=sample_steps[step],
-        channel=shape_of["channel"].astype(np.int32),
-        position=position.astype(np.int32),
-        kind=shape_of["kind"].astype(np.uint8),
-        check=shape_of["check"].astype(np.int64),
-        work_before_s=before,
-        duration_s=duration,
-        sample_exposed_s=sample_exposed,
-        in_flight=in_flight.astype(np.int32),
-        complete_steps=sample_steps[complete],
-        dropped_channels=dropped,
+    reader.check(sample_steps[:, 1:] > sample_steps[:, :-1], "has steps out of order")
+    reader.listed(channels["key"], channels["description"])
+    row = np.arange(len(parts))[:, None]
+    shape_of = shapes[row, shape]
+    # The first six bytes: numbers of two texts, and the size.
+    told_channels = _each(reader, _as_bytes(channels)[:, :, :6], _channels)
+    return map(
+        Ledger,
+        steps,
+        length,
+        own,
+        exposed,
+        waiting,
+        np.where(top == NONE, -1, top).astype(np.int32),
+        excess,
+        np.where(by_work == NONE, np.nan, by_work / 254).astype(np.float32),
+        told_channels,
+        channels["count"].astype(np.float32),
+        unpack_durations(channels["exposed"]),
+        channels["bytes"].astype(np.float64),
+        sample_steps[row, step],
+        shape_of["channel"].astype(np.int32),
+        position.astype(np.int32),
+        shape_of["kind"].astype(np.uint8),
+        shape_of["check"].astype(np.int64),
+        before,
+        duration,
+        sample_exposed,
+        in_flight.astype(np.int32),
+        (of[has] for of, has in zip(sample_steps, complete, strict=True)),
+        head["dropped"].tolist(),
+    )
+
+
+def _channels(table: tuple[str, ...], told: npt.NDArray[np.uint8]) -> tuple[Channel, ...]:
+    return tuple(
+        [
+            Channel(table[key], table[description], int.from_bytes(size, "little"))
+            for key, description, *size in told.tolist()
+        ]
     )
 
 
@@ -502,21 +610,74 @@ def write_summary(summary: Summary) -> bytes:
     return head + encoded.patterns + encoded.ledger + texts
 
 
+MOST_AT_ONCE = 1024
+"""Summaries that are decoded as one: more gain nothing."""
+
+
 def read_summary(data: bytes) -> Summary:
     """Inverse of `write_summary`. Raises DataError on anything else."""
+    return _decode([_parts(data)])[0]
+
+
+def read_summaries(files: Sequence[bytes]) -> list[Summary | DataError]:
+    """The same for many, at a tenth of the time for each where they are laid out alike, as those of a job are. For each
+    it gives the summary, or the error that `read_summary` raises."""
+    found: dict[int, Summary | DataError] = {}
+    parts: dict[int, _Parts] = {}
+    for k, data in enumerate(files):
+        try:
+            parts[k] = _parts(data)
+        except DataError as error:
+            found[k] = error
+    waiting = _split(list(parts), [(len(part.patterns), len(part.ledger)) for part in parts.values()])
+    while waiting:
+        group = waiting.pop()
+        try:
+            found.update(zip(group, _decode([parts[k] for k in group]), strict=True))
+        except Unlike as unlike:
+            waiting += _split(group, unlike.layouts)
+        except DataError as error:
+            if len(group) == 1:
+                found[group[0]] = error
+            else:
+                half = len(group) // 2
+                waiting += [group[:half], group[half:]]
+    return [found[k] for k in range(len(files))]
+
+
+def _split(members: Sequence[int], layouts: Sequence[Hashable]) -> list[list[int]]:
+    """By layout, and in pieces that are decoded at once."""
+    by_layout: dict[Hashable, list[int]] = {}
+    for k, layout in zip(members, layouts, strict=True):
+        by_layout.setdefault(layout, []).append(k)
+    return [
+        group[first : first + MOST_AT_ONCE]
+        for group in by_layout.values()
+        for first in range(0, len(group), MOST_AT_ONCE)
+    ]
+
+
+def _parts(data: bytes) -> _Parts:
     if len(data) < _FILE_HEAD.size or data[:4] != _FILE_MAGIC:
         raise DataError("summary: not a file of summaries (no header); make it again with this version of eroica")
     _, version, num_patterns, num_ledger, count = _FILE_HEAD.unpack_from(data)
     if version != VERSION:
         raise DataError(f"summary: the file has version {version}, this eroica reads version {VERSION}; make it again")
-    at = _FILE_HEAD.size + num_patterns + num_ledger
+    middle = _FILE_HEAD.size + num_patterns
+    end = middle + num_ledger
+    return _Parts(bytes(data[_FILE_HEAD.size : middle]), bytes(data[middle:end]), _names(bytes(data[end:]), count))
+
+
+@lru_cache(maxsize=256)
+def _names(told: bytes, count: int) -> Mapping[bytes, bytes]:
+    """Texts, each behind its length, by their digests; cached, since the ranks of a host tell the same ones."""
+    at = 0
     names: dict[bytes, bytes] = {}
     for _ in range(count):
-        size = int.from_bytes(data[at : at + 4], "little")
-        if at + 4 > len(data) or at + 4 + size > len(data):
+        size = int.from_bytes(told[at : at + 4], "little")
+        if at + 4 > len(told) or at + 4 + size > len(told):
             raise DataError("summary: the file ends too early; copy or make it again")
-        text = bytes(data[at + 4 : at + 4 + size])
+        text = told[at + 4 : at + 4 + size]
         names[known_digest(text)] = text
         at += 4 + size
-    middle = _FILE_HEAD.size + num_patterns
-    return decode_summary(data[_FILE_HEAD.size : middle], data[middle : middle + num_ledger], names)
+    return MappingProxyType(names)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
@@ -30,7 +30,9 @@ _LOWEST_S, _HIGHEST_S = 1e-9, 1e5
 _LEVELS = 65533
 _NAN_CODE = 65535
 _HEADER = struct.Struct("<4sHH")
+_HEADER_ROW = np.dtype([("magic", "S4"), ("version", "<u2"), ("length", "<u2")])
 _INTS = struct.Struct("<qB")
+_INTS_ROW = np.dtype([("base", "<i8"), ("width", "u1")])
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
@@ -154,89 +156,107 @@ def framed(magic: bytes, version: int, body: bytes) -> bytes:
     return _HEADER.pack(magic, version, _HEADER.size + len(body)) + body
 
 
-class Reader:
-    """A cursor over one framed part that refuses to read beyond its end. Each method raises DataError."""
+class Unlike(Exception):
+    """Parts that were to be read at once are not laid out alike: `layouts` has something for each, equal where they
+    are."""
 
-    def __init__(self, data: bytes, magic: bytes, version: int, what: str) -> None:
+    def __init__(self, layouts: Sequence[Hashable]) -> None:
+        self.layouts = layouts
+
+
+class Reader:
+    """A cursor over framed parts of one length, read at once: a row for each. It refuses to read beyond their end, and
+    refuses all if one is bad; whoever wants the others reads them without it. Each method raises DataError, or Unlike
+    where the parts differ in what lies where."""
+
+    def __init__(self, parts: Sequence[bytes], magic: bytes, version: int, what: str) -> None:
         self._what = what
-        if len(data) < _HEADER.size or data[:4] != magic:
+        size = len(parts[0])
+        if size < _HEADER.size:
             raise self.bad("has no header")
-        _, seen, length = _HEADER.unpack_from(data)
-        if seen != version:
+        self._data = np.frombuffer(b"".join(parts), np.uint8).reshape(len(parts), size)
+        self._at = 0
+        header = self.array(_HEADER_ROW, 1)[:, 0]
+        if (header["magic"] != magic).any():
+            raise self.bad("has no header")
+        other = header["version"][header["version"] != version]
+        if len(other):
             raise DataError(
-                f"{what} has version {seen}, this eroica reads version {version}; use one release on both sides"
+                f"{what} has version {other[0]}, this eroica reads version {version}; use one release on both sides"
             )
-        if length != len(data):
-            raise self.bad(f"holds {len(data)} bytes and says {length}")
-        self._data, self._at = data, _HEADER.size
-        self._texts: list[str] = []
+        wrong = header["length"][header["length"] != size]
+        if len(wrong):
+            raise self.bad(f"holds {size} bytes and says {wrong[0]}")
+        self.tables: list[tuple[str, ...]] = []
+        """Of each row its texts, by their numbers; one object where they are the same."""
+        self.count_texts = 0
+        """How many each lists."""
 
     def bad(self, why: str) -> DataError:
         """The error of a part that no writer makes."""
         return DataError(f"{self._what} {why}; it was damaged on its way, send it again")
 
     def check(self, good: Any, why: str) -> None:
-        """Refuse the part unless all of `good` is true."""
+        """Refuse the parts unless all of `good` is true."""
         if not (good.all() if isinstance(good, np.ndarray) else good):
             raise self.bad(why)
 
-    def raw(self, size: int) -> bytes:
-        """The next bytes."""
-        if self._at + size > len(self._data):
-            raise self.bad("ends too early")
-        self._at += size
-        return self._data[self._at - size : self._at]
-
-    def unpack(self, layout: struct.Struct) -> tuple[Any, ...]:
-        """The next fields."""
-        return layout.unpack(self.raw(layout.size))
-
     def array(self, dtype: Any, count: int) -> npt.NDArray[Any]:
-        """The next column; read-only."""
+        """The next column: (rows, count)."""
         kind = np.dtype(dtype)
-        return np.frombuffer(self.raw(kind.itemsize * count), kind)
+        end = self._at + kind.itemsize * count
+        if end > self._data.shape[1]:
+            raise self.bad("ends too early")
+        block = np.ascontiguousarray(self._data[:, self._at : end])
+        self._at = end
+        return block.view(kind) if count else np.empty((len(block), 0), kind)
+
+    def alike(self, column: npt.NDArray[Any]) -> Any:
+        """What all rows have in it, as (rows,); raises Unlike if they differ."""
+        layouts = column.tolist()
+        if len(layouts) > 1 and (column != column[0]).any():
+            raise Unlike(layouts)
+        return layouts[0]
 
     def ints(self, count: int) -> npt.NDArray[np.int64]:
         """Inverse of `pack_ints`."""
-        base, width = self.unpack(_INTS)
+        head = self.array(_INTS_ROW, 1)[:, 0]
+        width = self.alike(head["width"])
         if width not in (1, 2, 4, 8):
             raise self.bad("has integers of an odd width")
         offset = self.array(f"<u{width}", count).astype(np.uint64)
-        return (offset + np.array(base, np.int64).astype(np.uint64)).astype(np.int64)
+        return (offset + head["base"].astype(np.uint64)[:, None]).astype(np.int64)
 
     def durations(self, count: int) -> npt.NDArray[np.float32]:
         """Inverse of `pack_durations`."""
         return unpack_durations(self.array("<u2", count))
 
-    def texts(self, names: Mapping[bytes, bytes]) -> None:
-        """Read the table of texts; `text` then gives them by number."""
-        (count,) = self.raw(1)
-        keys = self.raw(8 * count)
-        for at in range(0, 8 * count, 8):
+    def texts(self, names: Sequence[Mapping[bytes, bytes]]) -> None:
+        """Read the tables of texts, whose texts `names` holds for each row."""
+        self.count_texts = self.alike(self.array("u1", 1)[:, 0])
+        known: dict[tuple[int, bytes], tuple[str, ...]] = {}
+        for row, told in zip(self.array("u1", 8 * self.count_texts), names, strict=True):
+            keys = row.tobytes()
+            table = known.get((id(told), keys))
+            if table is None:
+                table = known[id(told), keys] = self._table(keys, told)
+            self.tables.append(table)
+
+    def _table(self, keys: bytes, names: Mapping[bytes, bytes]) -> tuple[str, ...]:
+        texts = []
+        for at in range(0, len(keys), 8):
             raw = names.get(keys[at : at + 8])
             if raw is None:
                 key = keys[at : at + 8].hex()
                 raise DataError(f"{self._what} needs the unknown text {key}; send the texts of this job again")
-            self._texts.append(_text(raw))
+            texts.append(_text(raw))
+        return tuple(texts)
 
-    def by_number(self) -> list[str | None]:
-        """All texts by their numbers, None for NONE and for what is not listed; `count_texts` tells them apart."""
-        return [*self._texts, *[None] * (NONE + 1 - len(self._texts))]
-
-    @property
-    def count_texts(self) -> int:
-        """How many are listed."""
-        return len(self._texts)
-
-    def text(self, number: int) -> str:
-        """Text of this number."""
-        if number >= len(self._texts):
-            raise self.bad("refers to a text that it does not list")
-        return self._texts[number]
-
-    def text_or_none(self, number: int) -> str | None:
-        """The same where there may be none."""
-        return None if number == NONE else self.text(number)
+    def listed(self, *numbers: npt.NDArray[Any], or_none: bool = False) -> None:
+        """Refuse the parts unless all of these are numbers of texts, or of none where that may be."""
+        for column in numbers:
+            good = column < self.count_texts
+            self.check(good | (column == NONE) if or_none else good, "refers to a text that it does not list")
 
 
 @lru_cache(maxsize=8192)

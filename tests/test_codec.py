@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.fleet import Fleet
 from eroica.codec import (
     MAX_LEDGER_BYTES,
     MAX_PATTERN_BYTES,
     EncodedSummary,
     decode_summary,
     encode_summary,
+    read_summaries,
     read_summary,
     write_summary,
 )
@@ -417,6 +419,49 @@ def test_changed_files_are_read_or_refused(data: st.DataObject) -> None:
         read_summary(bytes(file[: data.draw(st.integers(0, len(file)))]))
     except DataError as error:
         assert "\n" not in str(error)
+
+
+@given(st.data())
+def test_many_are_read_at_once_as_each_alone_whatever_lies_between_them(data: st.DataObject) -> None:
+    files = [bytearray(write_summary(random_summary(data.draw(st.integers(0, 9))))) for _ in range(7)]
+    files += [bytearray(write_summary(summary)) for summary in Fleet(8).summaries()]
+    for file in data.draw(st.lists(st.sampled_from(files), max_size=5)):
+        if file:
+            file[data.draw(st.integers(0, len(file) - 1))] = data.draw(st.integers(0, 255))
+        if data.draw(st.booleans()):
+            del file[data.draw(st.integers(0, len(file))) :]
+    wanted = [read_or_error(bytes(file)) for file in files]
+    told = read_summaries([bytes(file) for file in files])
+    for one, alone in zip(told, wanted, strict=True):
+        if isinstance(one, DataError):
+            assert str(one) == alone
+        else:
+            assert not isinstance(alone, str)
+            assert_equal(one, alone)
+
+
+def read_or_error(file: bytes) -> Summary | str:
+    try:
+        return read_summary(file)
+    except DataError as error:
+        return str(error)
+
+
+def assert_equal(one: object, other: object) -> None:
+    """Fields and arrays, all the way down; NaN is itself."""
+    if isinstance(one, np.ndarray):
+        assert isinstance(other, np.ndarray) and one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+    elif is_dataclass(one) and not isinstance(one, type):
+        assert type(one) is type(other)
+        for field in fields(one):
+            assert_equal(getattr(one, field.name), getattr(other, field.name))
+    elif isinstance(one, tuple) and isinstance(other, tuple):
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            assert_equal(a, b)
+    else:
+        assert one == other or (one != one and other != other)
 
 
 def test_a_missing_text_and_a_newer_version_are_named() -> None:
