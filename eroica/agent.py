@@ -26,7 +26,7 @@ from statistics import median
 from eroica import bus, codec, processes, recording, ring, samplers, views
 from eroica.amend import Told
 from eroica.background import History, Lap, Span
-from eroica.bus import Abort, Commit, LookCloser, Message, Prepare
+from eroica.bus import Abort, Commit, LookCloser, Message, Prepare, Resume
 from eroica.captures import Readers, capture_path, summarize_capture
 from eroica.commands import Command, Frames, State, Unit, Verb, parse_answer
 from eroica.errors import DataError, EroicaError
@@ -276,6 +276,11 @@ class Agent:
     def is_busy(self) -> bool:
         """Captures are being read, or taken by somebody else than the ranks."""
         return bool(self._pending) or (self._on_demand is not None and self._on_demand.is_busy)
+
+    @property
+    def has_living(self) -> bool:
+        """Ranks lived when last looked at: what became of them is not told yet."""
+        return any(entry.is_alive for entry in self._rings.values())
 
     def poll(self, now_ns: int) -> None:
         """Look at all rings and tell what is new. `now_ns`: CLOCK_MONOTONIC."""
@@ -635,6 +640,8 @@ class Agent:
                 return
             verb = Verb.COMMIT if isinstance(message, Commit) else Verb.ABORT
             self._post(self._commands[message.window], verb)
+        elif isinstance(message, Resume):
+            self._resume(message)
         elif isinstance(message, LookCloser):
             self._look(message.look)
         elif isinstance(message, bus.TellArrivals):
@@ -642,6 +649,27 @@ class Agent:
         elif isinstance(message, bus.Hold):
             rings = {rank: entry.tail.path for rank, entry in self.ranks().items() if entry.is_alive}
             self._holding.hold(message, rings, now_ns)
+
+    def _resume(self, message: Resume) -> None:
+        """Take on a window that was begun before our time: another agent of this host, which is gone, knew of it."""
+        if message.host != self._host or message.window in self._commands or self._on_demand is not None:
+            return
+        window = Prepare(
+            window=message.window,
+            unit=message.unit,
+            start=message.start,
+            num_steps=message.num_steps,
+            frames=message.frames,
+        )
+        self._commands[window.window] = window
+        if message.expected_s:
+            self._recorder.hurry(message.expected_s + READ_FAST_S)
+        for entry in self.ranks().values():
+            entry.answer = 0  # what its rank has answered meanwhile is told by us
+            answered = parse_answer(entry.words[ring.ANSWER])
+            is_behind = answered is None or answered[0] != window.window or answered[1] is State.PREPARED
+            if is_behind:  # to tell a rank twice that it is to prepare would make it begin anew
+                self._post(window, Verb.COMMIT if message.expected_s else Verb.PREPARE, only=entry)
 
     def _look(self, number: int) -> None:
         try:
@@ -674,7 +702,7 @@ class Agent:
         with contextlib.suppress(OSError):
             ring.post(entry.tail.path, Command(window=window, verb=verb, start=asked.start, num_steps=steps).word())
 
-    def _post(self, window: Prepare, verb: Verb) -> None:
+    def _post(self, window: Prepare, verb: Verb, only: _Rank | None = None) -> None:
         word = Command(
             window=window.window,
             verb=verb,
@@ -684,7 +712,7 @@ class Agent:
             frames=Frames(window.frames),
         ).word()
         for rank, entry in self.ranks().items():
-            if not entry.is_alive:
+            if not entry.is_alive or only not in (None, entry):
                 continue
             try:
                 ring.post(entry.tail.path, word)

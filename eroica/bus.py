@@ -150,6 +150,13 @@ class Arrived:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Joined:
+    """An agent of a host speaks for the first time. Told by the coordinator's own end of the bus."""
+
+    host: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prepare:
     """Capture these steps, if all ranks can; see `commands`."""
 
@@ -174,6 +181,20 @@ class Abort:
     """Leave it."""
 
     window: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """This window is under way: for the agent of one host, which is new and takes the place of one that was lost."""
+
+    host: str
+    window: int
+    unit: Unit
+    start: int
+    num_steps: int
+    frames: Frames
+    expected_s: float = 0.0
+    """See `Commit`; 0: not committed yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,9 +256,11 @@ Message: TypeAlias = (
     | Leaving
     | Silent
     | Arrived
+    | Joined
     | Prepare
     | Commit
     | Abort
+    | Resume
     | LookCloser
     | TellArrivals
     | Hold
@@ -258,8 +281,9 @@ TO_COORDINATOR = (
     Leaving,
     Silent,
     Arrived,
+    Joined,
 )
-TO_AGENTS = (Prepare, Commit, Abort, LookCloser, TellArrivals, Hold, Closed, Released, Said)
+TO_AGENTS = (Prepare, Commit, Abort, Resume, LookCloser, TellArrivals, Hold, Closed, Released, Said)
 
 
 class Link(Protocol):

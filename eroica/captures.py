@@ -93,6 +93,12 @@ def close_captures(folder: Path, window: int, keep: Path | None) -> None:
         shutil.rmtree(source, ignore_errors=True)
 
 
+def forget_captures(folder: Path) -> None:
+    """Delete all captures of ranks whose rings lie in `folder`: also those of windows that nobody has closed, since
+    their coordinator is gone."""
+    shutil.rmtree(folder / "captures", ignore_errors=True)
+
+
 def _settle() -> None:
     """For the start of a worker process: after the training, and not longer than who started it."""
     with contextlib.suppress(OSError):

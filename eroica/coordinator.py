@@ -36,6 +36,7 @@ from eroica.bus import (
     CountersRead,
     Died,
     Ending,
+    Joined,
     Leaving,
     LookCloser,
     Looked,
@@ -43,6 +44,7 @@ from eroica.bus import (
     Noticed,
     Prepare,
     Released,
+    Resume,
     Silent,
     Standing,
     Summarized,
@@ -82,6 +84,12 @@ class Policy:
     """For all answers to a PREPARE, on top of the time to the start."""
     finish_s: float = 120.0
     """From the commit to the last summary, on top of five times the window's expected length."""
+    return_s: float = 12.0
+    """From the moment that an agent is found silent, for another one in its place, whose ranks are captured meanwhile:
+    service managers start again what has died within seconds."""
+    again_s: float = 5.0
+    """To the next window after one in which no rank had a capture, for a reason that may pass: a full disk, a profiler
+    of the user's, a window that a coordinator that is gone has begun. Doubled each time."""
     rest_s: float = 20.0
     """Between the end of one window and the next of its own accord; a window costs the job a few per cent."""
     tries: int = 3
@@ -124,6 +132,8 @@ class Window:
     """Whom it was proposed to, ascending."""
     answers: dict[int, State] = field(default_factory=dict)
     summaries: dict[int, Summary] = field(default_factory=dict)
+    undecoded: dict[int, bytes] = field(default_factory=dict)
+    """Summaries that have come and were not looked at yet: of many ranks they are decoded together."""
     problems: dict[int, str] = field(default_factory=dict)
     reasons: dict[int, str] = field(default_factory=dict)
     """What ranks say of their failures."""
@@ -138,6 +148,8 @@ class Window:
     num_tries: int = 1
     num_misses: int = 0
     """Windows before it that held none of the iterations that were slow."""
+    num_failures: int = 0
+    """Windows before it in which no rank had a capture."""
     _next: int = 0
     """Place in `ranks` of one that was waited for when last asked."""
 
@@ -208,13 +220,13 @@ GONE = "has ended"
 
 
 class Coordinator:
-    """See the module. `publish` sends a message; `on_window` and `on_look` get what is complete, and `on_look` says
-    whether it was explained; `on_recovered` gets the rank and what it recovered from."""
+    """See the module. `publish` sends a message; `on_window` and `on_look` get what is complete, and say whether
+    that was told of or explained; `on_recovered` gets the rank and what it recovered from."""
 
     def __init__(
         self,
         publish: Callable[[Message], None],
-        on_window: Callable[[Window], None],
+        on_window: Callable[[Window], object],
         on_look: Callable[[Look], bool],
         on_recovered: Callable[[int, Trigger], None],
         policy: Policy | None = None,
@@ -243,8 +255,8 @@ class Coordinator:
         """Host -> which training its agent tells of, by its name there, and the how manieth that is."""
         self._leaving: set[str] = set()
         """Hosts whose agents would leave."""
-        self._silent: set[str] = set()
-        """Hosts whose agents are not heard."""
+        self._silent: dict[str, int] = {}
+        """Hosts whose agents are not heard -> since when."""
         self._claims: dict[int, str] = {}
         """Ranks that a second host claims while the first still has them -> that second host."""
         self._generation = 0
@@ -280,6 +292,8 @@ class Coordinator:
             self._looked(message, now_ns)
         elif isinstance(message, Silent):
             self._miss(message.host, now_ns)
+        elif isinstance(message, Joined):
+            self._join(message.host, now_ns)
         elif isinstance(message, Ending):
             self.is_resting = True
         elif isinstance(message, Leaving):
@@ -366,6 +380,12 @@ class Coordinator:
                 self._finish(now_ns)
             else:
                 self._commit_or_leave(now_ns, late=True)
+        elif window is not None and window.committed:
+            lost = [host for host, at_ns in self._silent.items() if now_ns - at_ns >= self.policy.return_s * 1e9]
+            for host in lost:
+                self._leave_out(window, host)
+            if lost:
+                self._finish_if_complete(now_ns)
         if look is not None:
             if look.due_ns is not None and now_ns >= look.due_ns:
                 look.due_ns = None
@@ -444,24 +464,42 @@ class Coordinator:
 
     def _miss(self, host: str, now_ns: int) -> None:
         """Its agent is not heard any more: nobody waits for its ranks."""
-        self._silent.add(host)
+        self._silent[host] = now_ns
         self._leaving.discard(host)
         window, look = self.window, self.look
-        if window is not None:
-            for rank in sorted(self._ranks_of.get(host, ())):
-                at = bisect_left(window.ranks, rank)
-                if rank in window.ranks[at : at + 1] and self._is_missed(rank) and rank not in window.summaries:
-                    window.problems.setdefault(rank, self._missed(rank))
-            if window.committed:
-                self._finish_if_complete(now_ns)
-            else:
-                self._commit_if_answered(now_ns)
+        if window is not None and not window.committed:
+            self._leave_out(window, host)
+            self._commit_if_answered(now_ns)
         if look is not None and look.due_ns is None and self._hosts() <= look.hosts:
             self._looked_enough(now_ns)
 
+    def _leave_out(self, window: Window, host: str) -> None:
+        """Nobody waits for its ranks any more."""
+        for rank in sorted(self._ranks_of.get(host, ())):
+            has_come = rank in window.summaries or rank in window.undecoded
+            if window.has(rank) and self._is_missed(rank) and not has_come:
+                window.problems.setdefault(rank, self._missed(rank))
+
+    def _join(self, host: str, now_ns: int) -> None:
+        """A new agent, which knows nothing of a window that is open."""
+        window = self.window
+        if window is not None:
+            expected_s = max((window.deadline_ns - now_ns) / 1e9 - self.policy.finish_s, window.expected_s)
+            self._publish(
+                Resume(
+                    host=host,
+                    window=window.number,
+                    unit=window.unit,
+                    start=window.start,
+                    num_steps=window.num_steps,
+                    frames=window.frames,
+                    expected_s=expected_s if window.committed else 0.0,
+                )
+            )
+
     def _hear(self, host: str) -> None:
         """Its agent is back; what its ranks have to give is waited for again."""
-        self._silent.discard(host)
+        self._silent.pop(host, None)
         if self.window is not None:
             for rank, problem in list(self.window.problems.items()):
                 if rank in self.standings and self.standings[rank].host == host and problem == self._missed(rank):
@@ -475,12 +513,12 @@ class Coordinator:
 
     def _hosts(self) -> set[str]:
         """Whose agents are heard."""
-        return {standing.host for standing in self.standings.values()} - self._silent
+        return {standing.host for standing in self.standings.values()} - self._silent.keys()
 
     def _turn_to(self, standing: Standing, now_ns: int) -> None:
         """One training has ended, and the command runs another."""
         window = self.window
-        if window is not None and window.committed and window.summaries:
+        if window is not None and window.committed and (window.summaries or window.undecoded):
             self._finish(now_ns)
         self._forget()
         self._leave(now_ns)
@@ -508,7 +546,9 @@ class Coordinator:
             self._on_recovered(rank, trigger)
         elif trigger.change in (Change.STALLED, Change.QUIET):
             self._look_at(rank, trigger, now_ns)
-        elif self._wanted is None and (self.window is None or self.window.trigger in ("baseline", "manual")):
+        elif (self._wanted is None or self._wanted.trigger == "baseline") and (
+            self.window is None or self.window.trigger in ("baseline", "manual")
+        ):
             # Ranks of a job slow down together; the first one to say so speaks for all.
             kind = "recurring" if trigger.change is Change.RECURRING else "slowdown"
             self._wanted = self._new_window(kind, trigger, rank, now_ns)
@@ -665,20 +705,29 @@ class Coordinator:
         window = self.window
         if window is None or message.window != window.number:
             return
-        summary, problem = None, message.problem
         if message.summary is not None:
-            summary, problem = _read(message.summary, message.rank)
-        if summary is None:
-            if problem:
-                window.problems[message.rank] = problem
-        else:
-            window.summaries[message.rank] = summary
+            window.undecoded[message.rank] = message.summary
             window.problems.pop(message.rank, None)  # it was late, or not heard for a while
-            seen = summary.coverage.num_events / max(summary.num_iterations, 1)
-            self._events_per_iteration = max(self._events_per_iteration, seen)
+            if len(window.undecoded) >= codec.MOST_AT_ONCE:
+                self._decode(window)
+        elif message.problem:
+            window.problems[message.rank] = message.problem
         if message.history is not None:
             window.histories[message.rank] = message.history
         self._finish_if_complete(now_ns)
+
+    def _decode(self, window: Window) -> None:
+        """See what has come; whoever has sent something else than its own summary is named."""
+        came, window.undecoded = window.undecoded, {}
+        for rank, summary in zip(came, codec.read_summaries(list(came.values())), strict=True):
+            if isinstance(summary, DataError):
+                window.problems[rank] = f"sent a summary that cannot be read ({summary})"
+            elif summary.rank != rank:
+                window.problems[rank] = f"sent the summary of rank {summary.rank}"
+            else:
+                window.summaries[rank] = summary
+                seen = summary.coverage.num_events / max(summary.num_iterations, 1)
+                self._events_per_iteration = max(self._events_per_iteration, seen)
 
     def _finish_if_complete(self, now_ns: int) -> None:
         window = self.window
@@ -686,6 +735,7 @@ class Coordinator:
         if window.committed and not window.is_waited_for(
             lambda rank: (
                 rank not in window.summaries
+                and rank not in window.undecoded
                 and rank not in window.problems
                 # What a rank wrote before it ended is still to be read.
                 and (self._lives(rank) or window.answers.get(rank) is State.DONE)
@@ -696,6 +746,7 @@ class Coordinator:
     def _finish(self, now_ns: int) -> None:
         window = self.window
         assert window is not None
+        self._decode(window)
         for rank in window.ranks:
             if rank not in window.summaries:
                 why = GONE if not self._lives(rank) else "left no summary in time"
@@ -717,8 +768,19 @@ class Coordinator:
             self._begin(now_ns)
             return
         self._rest_until_ns = now_ns + round(self.policy.rest_s * 1e9) if window.trigger != "baseline" else now_ns
-        self._on_window(window)
+        is_told = self._on_window(window)
+        if not is_told and self._may_pass(window) and self._wanted is None:
+            wait_s = self.policy.again_s * 2**window.num_failures
+            self._rest_until_ns = max(self._rest_until_ns, now_ns + round(wait_s * 1e9))
+            again = self._new_window(window.trigger, window.cause, window.rank, now_ns)
+            self._wanted = replace(again, num_failures=window.num_failures + 1)
         self._begin(now_ns)
+
+    def _may_pass(self, window: Window) -> bool:
+        """No rank had a capture, for reasons that may be over in a moment; nobody waits for this window."""
+        answers = set(window.answers.values())
+        is_empty = bool(answers) and answers <= {State.BUSY, State.FAILED} and not window.summaries
+        return is_empty and window.trigger != "manual" and window.num_failures < self.policy.tries - 1
 
     def _has_missed(self, window: Window) -> bool:
         """None of the window's iterations is of the kind that was slow, and it is worth another try."""
@@ -792,17 +854,6 @@ def _why(window: Window, rank: int) -> str:
     """Why the rank, which has answered, gives no capture."""
     why = WHY.get(window.answers[rank], "gave an answer that makes no sense")
     return f"{why} ({window.reasons[rank]})" if rank in window.reasons else why
-
-
-def _read(data: bytes, rank: int) -> tuple[Summary | None, str]:
-    """A summary that came from another host, or why it is none."""
-    try:
-        summary = codec.read_summary(data)
-    except DataError as error:
-        return None, f"sent a summary that cannot be read ({error})"
-    if summary.rank != rank:
-        return None, f"sent the summary of rank {summary.rank}"
-    return summary, ""
 
 
 def missing_note(window: Window) -> str:

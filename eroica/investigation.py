@@ -151,10 +151,11 @@ class Investigation:
         """Nothing more will come: tell what was held back."""
         self._say_held()
 
-    def _on_window(self, window: Window) -> None:
+    def _on_window(self, window: Window) -> bool:
+        """Whether there was something to tell, now or with the sizes."""
         if not window.summaries and not window.histories:
             self._say_nothing_came(window)
-            return
+            return False
         if window.training != self._training:
             self._baseline, self._wires, self._training = None, None, window.training
             self._baseline_environment = {}
@@ -171,7 +172,7 @@ class Investigation:
         judged = replace(judged, diagnosis=with_roll_ups(judged.diagnosis, self._topology))
         if not window.summaries and judged.diagnosis.kind == "no_data":
             self._say_nothing_came(window)
-            return
+            return False
         is_sized = window.frames is Frames.SIZED
         if not is_sized:
             self._say_held()  # the window with sizes was given up for this one
@@ -189,6 +190,7 @@ class Investigation:
                 self._held = judged, window
             else:
                 self._report(judged.diagnosis, judged.detail, window.cause, window)
+        return judged.is_news
 
     def _asks_for_sizes(self, window: Window, judged: Judged) -> bool:
         """What moves over the ranks may follow what they are given. Sizes cost, so they are asked for only then."""

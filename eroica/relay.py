@@ -201,8 +201,9 @@ class AgentLink:
 
     @property
     def is_told(self) -> bool:
-        """The coordinator has heard all that was published."""
-        return bool(self._coordinator_session) and self._coordinator.heard >= self._outbox.last
+        """The coordinator has heard all that was published, and was sent where ranks are."""
+        is_heard = self._coordinator.heard >= self._outbox.last
+        return bool(self._coordinator_session) and is_heard and not self._moved
 
     @property
     def num_dropped(self) -> int:
@@ -316,6 +317,8 @@ class CoordinatorLink:
         """The last number that was sent to all agents at once."""
         self._beat_ns = 0
         self._peers: dict[str, _Peer] = {}
+        self._joined: list[str] = []
+        """Hosts of agents that have spoken for the first time, and nobody was told yet."""
         self._num_connects = 0
 
     def subscribe(self, kinds: tuple[type, ...], take: Callable[[Message], None]) -> None:
@@ -344,6 +347,7 @@ class CoordinatorLink:
             last = self._outbox.last
             peer = _Peer(frame.host, session, Inbox(frame.base), Receiver(last, last), last, now_ns)
             self._peers[session] = peer
+            self._joined.append(peer.host)
         peer.heard_ns = now_ns
         peer.is_silent = False
         if frame.heard_session == self.session:
@@ -369,6 +373,9 @@ class CoordinatorLink:
             if peer.must_answer:
                 self._send(f"to.{peer.session}", self._outbox.last + 1, [], peer)
         self._to_answer.clear()
+        joined, self._joined = self._joined, []
+        for host in joined:
+            _hand_on(bus.Joined(host=host), self._takers)
         now_ns = began_ns = self._clock()
         while self._came and now_ns - began_ns < HAND_ON_NS:
             self._hand_on_next()

@@ -22,7 +22,7 @@ from eroica import bus, ring
 from eroica.access import ALL_JOBS, Pass, make_private
 from eroica.agent import Agent, host_name
 from eroica.broker import Broker, Listening
-from eroica.captures import Readers, close_captures
+from eroica.captures import Readers, close_captures, forget_captures
 from eroica.coordinator import Policy
 from eroica.errors import EroicaError, UnavailableError, UserError
 from eroica.guard import Web
@@ -152,12 +152,12 @@ class HostAgent:
     def look(self) -> None:
         """One round."""
         now_ns = time.monotonic_ns()
-        if now_ns / 1e9 - self._scan_s >= SCAN_S:
-            self._scan_s = now_ns / 1e9
-            self._scan()
         for agent, link in self._agents.values():
             agent.poll(now_ns)
             link.deliver()
+        if now_ns / 1e9 - self._scan_s >= SCAN_S:
+            self._scan_s = now_ns / 1e9
+            self._scan()
 
     def close(self) -> None:
         """Let go of all."""
@@ -174,10 +174,12 @@ class HostAgent:
                 if job:
                     self._take_on(folder, job)
         for folder, (agent, link) in list(self._agents.items()):
-            if not agent.is_busy and not has_living(folder) and (link.is_told or not link.is_heard):
+            is_over = not agent.is_busy and not agent.has_living and not has_living(folder)
+            if is_over and (link.is_told or not link.is_heard):
                 self._say(f"job {link.job} is over here")
                 link.leave()
                 agent.close()
+                forget_captures(folder)
                 del self._agents[folder]
 
     def _take_on(self, folder: Path, job: str) -> None:

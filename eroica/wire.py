@@ -82,8 +82,9 @@ class _Summarized(msgspec.Struct, array_like=True):
     changes: list[Trigger] = []
 
 
-_KINDS: dict[str, type] = {kind.__name__: kind for kind in (*bus.TO_COORDINATOR, *bus.TO_AGENTS) if kind != bus.Silent}
-"""`Silent` is of no agent's saying."""
+_OWN = (bus.Silent, bus.Joined)
+"""What no agent may say."""
+_KINDS: dict[str, type] = {kind.__name__: kind for kind in (*bus.TO_COORDINATOR, *bus.TO_AGENTS) if kind not in _OWN}
 _read_frame = msgspec.msgpack.Decoder(Frame)
 _readers: dict[str, msgspec.msgpack.Decoder[Any]] = {
     name: msgspec.msgpack.Decoder(_Summarized if kind is bus.Summarized else kind) for name, kind in _KINDS.items()

@@ -29,6 +29,8 @@ from eroica.standing import Frame, RankView, Thread
 from tests.buses import Clock, Ends, Network, in_one_process, over, over_nats
 from tests.handmade import Rank, summary
 
+SAID = tuple(kind for kind in bus.TO_COORDINATOR if kind is not bus.Joined)
+"""What agents tell themselves, or leave unsaid."""
 WAYS = ("one process", "a network that loses", "nats")
 
 
@@ -103,6 +105,7 @@ def all_messages() -> list[bus.Message]:
         prepare(3),
         Commit(window=3, expected_s=2.5),
         bus.Abort(window=3),
+        bus.Resume(host="a", window=3, unit=Unit.STEPS, start=7, num_steps=2, frames=Frames.SAMPLED, expected_s=2.0),
         bus.LookCloser(look=4),
         bus.Closed(window=3, diagnosis="abc"),
         bus.Released(host="a"),
@@ -173,7 +176,7 @@ def test_the_latest_standing_of_each_rank_arrives(ends: Ends) -> None:
 def test_every_kind_of_message_means_the_same_after_its_travel() -> None:
     told = all_messages()
     kinds = {type(message) for message in told}
-    assert kinds == {*bus.TO_COORDINATOR, *bus.TO_AGENTS} - {bus.Silent}
+    assert kinds == {*bus.TO_COORDINATOR, *bus.TO_AGENTS} - {bus.Silent, bus.Joined}
     for message in told:
         kind, data = wire.write_message(message)
         assert wire.read_message(kind, data, (type(message),)) == message
@@ -236,7 +239,7 @@ def coordinator_end(said: list[str]) -> tuple[CoordinatorLink, list[bus.Message]
     """On its own, with what it hands on."""
     link = CoordinatorLink(Network(random.Random(0)).carrier(), job="waves", clock=Clock(), say=said.append)
     came: list[bus.Message] = []
-    link.subscribe(bus.TO_COORDINATOR, came.append)
+    link.subscribe(SAID, came.append)
     return link, came
 
 
@@ -290,7 +293,7 @@ def test_an_agent_is_answered_before_all_it_said_is_dealt_with_and_the_rest_come
         clock.now_ns += 100_000_000
         came.append(message)
 
-    link.subscribe(bus.TO_COORDINATOR, slowly)
+    link.subscribe(SAID, slowly)
     everything = [answered(number) for number in range(1, 10)]
     link.take(told(*everything), "s-a")
     rounds = 0
@@ -327,11 +330,11 @@ def test_agents_of_a_large_job_say_less_often_how_far_ranks_are_and_at_once_that
     assert any(isinstance(one, Standing) and not one.is_alive for one in died)
 
 
-def test_hosts_that_fall_silent_together_are_told_once_each_and_not_those_with_another_agent() -> None:
+def test_agents_that_join_and_hosts_that_fall_silent_are_told_once_each_and_none_with_another_agent() -> None:
     clock = Clock()
     link = CoordinatorLink(Network(random.Random(0)).carrier(), job="waves", clock=clock, say=lambda text: None)
     came: list[bus.Message] = []
-    link.subscribe(bus.TO_COORDINATOR, came.append)
+    link.subscribe((bus.Silent, bus.Joined), came.append)
     frame = wire.read_frame(told())
     for host, session in (("a", "s-a"), ("b", "s-b"), ("b", "s-b2"), ("c", "s-c")):
         link.take(wire.write_frame(msgspec.structs.replace(frame, host=host, session=session)), session)
@@ -340,7 +343,8 @@ def test_hosts_that_fall_silent_together_are_told_once_each_and_not_those_with_a
     clock.now_ns += 2_000_000_000
     for _ in range(3):
         link.deliver()
-    assert came == [bus.Silent(host="a"), bus.Silent(host="c")]
+    joined = [bus.Joined(host=host) for host in "abbc"]
+    assert came == [*joined, bus.Silent(host="a"), bus.Silent(host="c")], "a second agent of a host is new, too"
 
 
 def test_a_frame_under_the_name_of_another_sender_is_refused() -> None:
@@ -384,12 +388,22 @@ def test_an_agent_tells_a_new_coordinator_what_the_old_one_has_not_heard_and_whe
 
     def start(link: CoordinatorLink) -> None:
         old(link)
-        link.subscribe(bus.TO_COORDINATOR, came.append)
+        link.subscribe(SAID, came.append)
 
     reception._on_job = start
     network.is_cut = False
     ends.rounds(lambda: agents[0].is_told and len(came) >= 2)
     assert answered(2) in came and answered(1) not in came and standing(0, 40) in came
+
+
+def test_an_agent_may_not_leave_before_it_has_said_where_its_ranks_are() -> None:
+    ends, agents, *_ = over(Network(random.Random(3)))
+    agent = agents[0]
+    agent.publish(answered(1))
+    ends.rounds(lambda: agent.is_told)
+    agent.publish(replace(standing(0, 9), is_alive=False))
+    assert not agent.is_told
+    ends.rounds(lambda: agent.is_told)
 
 
 def test_what_was_published_before_anybody_listened_is_not_lost() -> None:
@@ -404,7 +418,7 @@ def test_what_was_published_before_anybody_listened_is_not_lost() -> None:
     network.is_cut = False
     link = CoordinatorLink(network.carrier(), job="waves", clock=clock, say=print)
     came: list[bus.Message] = []
-    link.subscribe(bus.TO_COORDINATOR, came.append)
+    link.subscribe(SAID, came.append)
     listener = network.carrier()
     listener.subscribe("eroica.waves.up.*", lambda subject, data: link.take(data, subject.rpartition(".")[2]))
     for _ in range(200):
@@ -428,7 +442,7 @@ def test_an_agent_that_nobody_hears_keeps_within_its_memory_and_says_what_it_giv
 def test_a_message_that_is_too_large_is_replaced_by_one_that_says_so() -> None:
     ends, _, _, _ = over(Network(random.Random(6)))
     came: list[bus.Message] = []
-    ends.coordinator.subscribe(bus.TO_COORDINATOR, came.append)
+    ends.coordinator.subscribe(SAID, came.append)
     stack = tuple(Frame(f"f{k}", "/x" * 100 + ".py", k) for k in range(4_000))
     view = RankView(rank=3, host="a", threads=(Thread("main", stack),), exception="x")
     ends.agents[0].publish(bus.Looked(look=1, host="a", views=(view,)))

@@ -14,12 +14,14 @@ from eroica.bus import (
     Commit,
     Died,
     Ending,
+    Joined,
     Leaving,
     LookCloser,
     Looked,
     Noticed,
     Prepare,
     Released,
+    Resume,
     Silent,
     Standing,
     Summarized,
@@ -723,6 +725,82 @@ def test_nobody_waits_for_the_ranks_of_a_host_whose_agent_is_not_heard_and_they_
     job.summarize()
     (window,) = job.windows
     assert missing_note(window) == "rank 3 is on b, whose agent is not heard"
+
+
+def test_an_agent_that_is_lost_while_its_ranks_capture_is_waited_for_so_long_and_no_longer() -> None:
+    job = Job(num_ranks=3)
+    job.stand(50)
+    job.tell(job.standing(3, 50, host="b"))
+    job.notice()
+    job.answer(State.PREPARED, range(4))
+    job.tell(Silent(host="b"))
+    job.answer(State.DONE)
+    job.summarize()
+    job.pass_time(11)
+    assert not job.windows
+    job.pass_time(2)
+    (window,) = job.windows
+    assert missing_note(window) == "rank 3 is on b, whose agent is not heard"
+
+
+def test_an_agent_that_takes_the_place_of_a_lost_one_is_told_of_the_window_and_its_ranks_are_used() -> None:
+    job = Job(num_ranks=3)
+    job.stand(50)
+    job.tell(job.standing(3, 50, host="b"))
+    job.tell(Joined(host="b"))
+    assert job.count_of(Resume) == 0, "nothing is under way"
+    job.notice()
+    job.tell(Joined(host="b"))
+    job.answer(State.PREPARED, range(4))
+    job.summarize()
+    job.tell(Silent(host="b"))
+    job.tell(Joined(host="b"))
+    before, after = (message for message in job.sent if isinstance(message, Resume))
+    assert (before.host, before.window, before.start) == ("b", job.prepared.window, job.prepared.start)
+    assert before.expected_s == 0 and after.expected_s >= 2.0, "only the second one is to capture at once"
+    job.tell(job.standing(3, 60, host="b"))
+    job.pass_time(15)
+    assert not job.windows
+    job.summarize([3])
+    assert sorted(job.windows[0].summaries) == [0, 1, 2, 3] and missing_note(job.windows[0]) == ""
+
+
+@pytest.mark.parametrize("state", [State.BUSY, State.FAILED])
+def test_a_window_in_which_no_rank_could_capture_is_taken_again_later_and_later_three_times_in_all(
+    state: State,
+) -> None:
+    job = Job(policy=Policy(rest_s=1.0))
+    job.stand(50)
+    job.pass_time(1)
+    for num, wait_s in ((1, 5), (2, 10)):
+        job.answer(state)
+        assert len(job.windows) == num and job.windows[-1].trigger == "baseline"
+        job.pass_time(wait_s - 1)
+        assert job.count_of(Prepare) == num
+        job.pass_time(1)
+        assert job.count_of(Prepare) == num + 1
+    job.answer(state)
+    job.pass_time(100)
+    assert job.count_of(Prepare) == 3, "what lasts is left alone"
+    job.notice()
+    assert job.count_of(Prepare) == 4, "a slowdown has tries of its own"
+    job.answer(state)
+    job.pass_time(5)
+    job.answer(State.PREPARED)
+    job.summarize()
+    assert sorted(job.windows[-1].summaries) == [0, 1, 2, 3] and job.windows[-1].trigger == "slowdown"
+
+
+def test_a_slowdown_comes_before_a_window_that_is_only_to_be_taken_again() -> None:
+    job = Job(policy=Policy())
+    job.stand(50)
+    job.pass_time(1)
+    job.answer(State.BUSY)
+    job.notice()
+    job.pass_time(5)
+    job.answer(State.PREPARED)
+    job.summarize()
+    assert [window.trigger for window in job.windows] == ["baseline", "slowdown"]
 
 
 def test_a_host_that_is_silent_before_the_window_is_asked_all_the_same_and_used_if_it_comes_back() -> None:
