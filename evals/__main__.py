@@ -6,6 +6,7 @@
     python -m evals run --effects all --shapes all   the sweep
     python -m evals run --results FILE --resume      go on where an earlier run stopped
     python -m evals board FILE... --write            evals/SCOREBOARD.md from results
+    python -m evals faults --times 20 --write        harm to each part in the middle of a window: evals/FAULTS.md
     python -m evals peers                            HTA and TraceML themselves, on the cases that they can look at
 
 Seeds are drawn anew in each run unless --seed is given. Exit status 1 if a control was blamed or less than 97.5 % of
@@ -29,8 +30,10 @@ from pathlib import Path
 
 from bench import machine
 from bench.peers import environment
-from evals import board, catalogue, peers, rows, suites
+from evals import board, campaign, catalogue, peers, rows, suites
+from evals.campaign import FAULTS
 from evals.catalogue import Case, CaseError
+from evals.cluster import StuckError
 from evals.made import Draw
 from evals.rows import Row, Session
 
@@ -269,12 +272,20 @@ def main(given: Sequence[str] | None = None) -> int:
     shown.add_argument("files", nargs="*", type=Path, metavar="FILE", help="evals/results/*.jsonl if none is given")
     shown.add_argument("--write", action="store_true", help="to evals/SCOREBOARD.md")
     shown.set_defaults(do=_board)
+    harm = verbs.add_parser("faults", help="do harm to each part in the middle of a window")
+    harm.add_argument("--fault", action="append", metavar="NAME", help=f"this alone; repeatable: {', '.join(FAULTS)}")
+    harm.add_argument("--times", type=int, default=20, metavar="N", help="each so often (20)")
+    harm.add_argument("--seed", type=int, help="for the moments; by chance if not given")
+    harm.add_argument("--keep", type=Path, metavar="DIR", help="keep what all programs wrote")
+    harm.add_argument("--results", type=Path, metavar="FILE", help="add one JSON line per run; tell of all in it")
+    harm.add_argument("--write", action="store_true", help="write evals/FAULTS.md")
+    harm.set_defaults(do=campaign.command)
     for verb in (run, others, shown):
         verb.add_argument("--cases", type=Path, default=catalogue.CASES, metavar="DIR", help="another catalogue")
     options = parser.parse_args(given)
     try:
         return int(options.do(options))
-    except CaseError as error:
+    except (CaseError, StuckError) as error:
         print(f"evals: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -117,11 +117,11 @@ def launch(
 
     `cards`: of each host; all beyond the first lead to a switch of their own. `environment`: more of it, by rank.
     """
-    reason = _why_not()
+    reason = why_not()
     if reason:
         print(f"network namespaces cannot be made here: {reason}", file=sys.stderr)
         raise SystemExit(1)
-    site = _Site(racks, cards)
+    site = Site(racks, cards)
     names = [host for rack in racks for host in rack]
     world_size = len(names) * ranks_per_host
     reader, writer = os.pipe()
@@ -137,14 +137,34 @@ def launch(
         if pid == 0:
             os.close(reader)
             os.environ.update(common | place | dict((environment or {}).get(rank, {})))
-            site.enter(names[rank // ranks_per_host])
+            enter(site.holder(names[rank // ranks_per_host]))
             return
         ranks.append(pid)
     os.close(writer)
     raise SystemExit(_watch(ranks, site, reader))
 
 
-def _why_not() -> str:
+def enter(holder: int) -> None:
+    """Move this process into the host that another process holds; it does not outlive its parent."""
+    folder, libc = os.getcwd(), _libc()
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    for kind in ("net", "uts", "mnt"):
+        place = os.open(f"/proc/{holder}/ns/{kind}", os.O_RDONLY)
+        if libc.setns(place, 0):
+            raise OSError(ctypes.get_errno(), f"setns {kind}")
+        os.close(place)
+    os.chdir(folder)
+
+
+def own_mounts() -> None:
+    """What this process mounts from now on is seen by it and its children alone."""
+    if _libc().unshare(_NEWNS):
+        raise OSError(ctypes.get_errno(), "unshare")
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+
+
+def why_not() -> str:
+    """Why namespaces cannot be made here; "" if they can."""
     if os.geteuid() != 0:
         return f"that needs root, and this is user {os.geteuid()}"
     missing = [tool for tool in ("ip", "tc", "unshare", "mount") if shutil.which(tool) is None]
@@ -157,7 +177,7 @@ def _why_not() -> str:
     return ""
 
 
-def _watch(ranks: Sequence[int], site: _Site, reader: int) -> int:
+def _watch(ranks: Sequence[int], site: Site, reader: int) -> int:
     """Until all ranks have ended, or one has failed; the others are ended then."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     text, living = b"", set(ranks)
@@ -191,7 +211,7 @@ def _watch(ranks: Sequence[int], site: _Site, reader: int) -> int:
             os.kill(rank, signal.SIGKILL)
 
 
-class _Site:
+class Site:
     """The switches, and a process that holds the namespaces of each host."""
 
     def __init__(self, racks: Sequence[Sequence[str]], cards: Sequence[str]) -> None:
@@ -265,16 +285,19 @@ class _Site:
         """Of its first card."""
         return self._addresses[host]
 
-    def enter(self, host: str) -> None:
-        """Move this process into a host; it does not outlive its parent."""
-        pid, folder, libc = self._holders[host].pid, os.getcwd(), _libc()
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        for kind in ("net", "uts", "mnt"):
-            place = os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY)
-            if libc.setns(place, 0):
-                raise OSError(ctypes.get_errno(), f"setns {kind}")
-            os.close(place)
-        os.chdir(folder)
+    def holder(self, host: str) -> int:
+        """The process whose namespaces a host is; see `enter`."""
+        return self._holders[host].pid
+
+    def settle(self, number: int = 0, card: int = 0) -> str:
+        """Put this process itself behind a switch, in a room of its own; returns the address."""
+        address = f"10.{77 - card}.0.250"
+        _run(f"ip addr add {address}/24 dev rack{number}-{card}")
+        return address
+
+    def plug(self, host: str, card: str, *, is_in: bool) -> None:
+        """Put the cable of a card into the switch, or pull it."""
+        _run(f"ip link set {self._port[host, card]} {'up' if is_in else 'down'}")
 
     def take(self, change: Change, now: float) -> None:
         """Begin a change."""
@@ -304,7 +327,7 @@ class _Site:
                 self._due.append((at + change.every_s, (kind, change, state % len(change.hosts) + 1)))
                 continue
             if kind == "outage":
-                _run(f"ip link set {self._port[change.host, 'eth0']} {'down' if state else 'up'}")
+                self.plug(change.host, "eth0", is_in=not state)
             else:
                 self._limit(Limit(at="host", host=change.host, bytes_per_s=change.bytes_per_s if state else None))
             self._due.append(
