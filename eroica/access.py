@@ -70,14 +70,21 @@ class Pass:
         write_private(path, json.dumps(asdict(self)))
 
 
-def write_private(path: Path, text: str) -> None:
-    """Write a file so that nobody but this user reads it, and nobody half of it, at no moment."""
+def write_private(path: Path, text: str, *, is_new: bool = False) -> None:
+    """Write a file so that nobody but this user reads it, and nobody half of it, at no moment. `is_new`: raise
+    FileExistsError rather than replace one."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     with contextlib.suppress(FileNotFoundError):
         os.unlink(beside)
     with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         file.write(text)
-    os.replace(beside, path)
+    if is_new:
+        try:
+            os.link(beside, path)
+        finally:
+            os.unlink(beside)
+    else:
+        os.replace(beside, path)
 
 
 def read_private(path: Path, what: str) -> bytes:

@@ -598,7 +598,7 @@ class Agent:
                     self._read(replace(reading, is_second=True))
                     continue
                 result = "could not be summarized: the process that read its capture was killed"
-            except Exception as error:
+            except Exception as error:  # a fault of ours in the other process: it costs this capture, not the agent
                 result = f"could not be summarized: {type(error).__name__}: {error}"
             window, rank = reading.window, reading.rank
             problem = result if isinstance(result, str) else self._problem(reading, result)

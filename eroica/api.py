@@ -17,7 +17,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar
 
@@ -34,7 +34,7 @@ from eroica.access import is_loopback
 from eroica.answers import Audited, Confirmation, Incidents, Job, Pace, Pacing, Rank, SeenBefore, Window
 from eroica.chronicle import Chronicle, now
 from eroica.conductor import Mode
-from eroica.coordinators import Coordinators, RefusedError, UnknownError, job_of, ranks_of
+from eroica.coordinators import LOST, Coordinators, RefusedError, UnknownError, job_of, ranks_of, request_id
 from eroica.desk import Desk
 from eroica.errors import DataError, EroicaError, UnavailableError, UserError
 from eroica.fabric.pacing import limits_of
@@ -202,10 +202,14 @@ def build(coordinators: Coordinators, desk: Desk, chronicle: Chronicle, is_well:
     @app.post("/v1/jobs/{job}/windows", status_code=201, dependencies=[Depends(_needs("act"))], responses=asked_before)
     def start_window(job: JobName, request: Request, response: Response, idempotency_key: Key = None) -> Window:
         """Asks for a window of all ranks of a job now; 409, with the reason, if that cannot be."""
-        who = _holder(request).name
-        window, is_new = desk.call(lambda: coordinators.ask(job, who, idempotency_key or ""))
+        who, key = _holder(request).name, idempotency_key or ""
+        if key:
+            with contextlib.suppress(UnknownError, UnavailableError):  # without a store, of this coordinator's alone
+                response.status_code = 200
+                return window(job, request_id(job, who, key))
+        asked, is_new = desk.call(lambda: coordinators.ask(job, who, key))
         response.status_code = 201 if is_new else 200
-        return window
+        return asked
 
     @app.get("/v1/jobs/{job}/windows/{id}")
     def window(job: JobName, id: WindowId) -> Window:
@@ -216,7 +220,7 @@ def build(coordinators: Coordinators, desk: Desk, chronicle: Chronicle, is_well:
             kept = store().asked(job, id)
             if kept is None:
                 raise
-            return kept
+            return kept if kept.is_over else replace(kept, state="failed", why=LOST)
 
     @app.delete("/v1/jobs/{job}/windows/{id}", dependencies=[Depends(_needs("act"))])
     def cancel_window(job: JobName, id: WindowId, request: Request) -> Window:

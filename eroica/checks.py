@@ -267,7 +267,7 @@ def _nvml(machine: Machine, trial: Trial) -> Line:
         if not has_device:
             return "no", "no NVIDIA GPU here", ""
         return "no", "nvidia-ml-py is not installed", "pip install nvidia-ml-py"
-    except Exception as error:
+    except Exception as error:  # NVMLError, of a module that need not be there, or what loading the library gives
         if not has_device:
             return "no", "no NVIDIA GPU here", ""
         return "no", f"there is a GPU and NVML does not work ({short(error)})", "check the driver by nvidia-smi"

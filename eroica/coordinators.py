@@ -8,6 +8,7 @@ with sizes before there is a diagnosis. Requests are known by this coordinator o
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -34,6 +35,7 @@ FORGET_S = 900.0
 """A job whose agents are all away for so long is over."""
 MOST_REQUESTS = 256
 """That are remembered, over or not; the oldest of those that are over go first."""
+LOST = "the coordinator ended before it was over"
 GIVEN_UP = "it was given up: the job stood still, restarted or ended, or another window was more urgent"
 
 
@@ -63,8 +65,6 @@ class _Request:
     """Of a person, for a window."""
 
     window: Window
-    key: str
-    """Given by who asks, so that asking twice is asking once."""
     why: str = ""
     """What is known of a failure."""
 
@@ -74,17 +74,6 @@ class _Requests:
     """Of one coordinator, by identity, oldest first."""
 
     known: dict[str, _Request] = field(default_factory=dict)
-
-    def find(self, job: str, who: str, key: str) -> _Request | None:
-        """The one that asked for the same with the same key."""
-        return next(
-            (
-                request
-                for request in self.known.values()
-                if key and (request.window.job, request.window.asked_by, request.key) == (job, who, key)
-            ),
-            None,
-        )
 
     @property
     def num_open(self) -> int:
@@ -97,6 +86,13 @@ class _Requests:
         over = [id for id, other in self.known.items() if other.window.is_over]
         for id in over[: len(self.known) - MOST_REQUESTS]:
             del self.known[id]
+
+
+def request_id(job: str, who: str, key: str) -> str:
+    """Identity of a request. With a key of who asks it is the same each time, also after another coordinator has taken
+    over: the store knows it by it, so that asking twice is asking once."""
+    told = "\n".join((job, who, key)).encode()
+    return f"w-{hashlib.sha256(told).hexdigest()[:12] if key else secrets.token_hex(6)}"
 
 
 def far(policy: Policy) -> Policy:
@@ -195,14 +191,15 @@ class Coordinators:
         """A person wants a window of all ranks; and whether that is news, or was asked before with this key. Raises
         UnknownError and RefusedError."""
         investigation = self._investigation(job)
-        known = self._requests.find(job, who, key)
+        id = request_id(job, who, key)
+        known = self._requests.known.get(id)
         if known is not None:
             return known.window, False
-        window = Window(id=f"w-{secrets.token_hex(6)}", job=job, state="waiting", asked_at=now(), asked_by=who)
+        window = Window(id=id, job=job, state="waiting", asked_at=now(), asked_by=who)
         if self._requests.num_open >= MOST_REQUESTS:
             raise RefusedError(f"{MOST_REQUESTS} windows that were asked for are under way; wait for some of them")
         # Known before it is asked for: with nobody left to answer, a window is over within that call.
-        self._requests.add(_Request(window, key))
+        self._requests.add(_Request(window))
         why = investigation.coordinator.ask(time.monotonic_ns(), asked=window.id)
         if why:
             del self._requests.known[window.id]

@@ -67,6 +67,8 @@ class Desk:
                         future.set_result(call())
                     except BaseException as error:
                         future.set_exception(error)
+                        if not isinstance(error, Exception):
+                            raise  # the loop is to end, not only this call
 
     def refuse(self) -> None:
         """Attend to nobody any more, also not to those who wait."""

@@ -31,6 +31,7 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.transport_security import TransportSecuritySettings
 from pydantic import AnyHttpUrl
 
+from eroica.access import write_private
 from eroica.errors import UserError
 from mcp_server.reader import Setup
 from mcp_server.server import build
@@ -107,11 +108,9 @@ def _make(file: Path) -> None:
     text = f"read {secrets.token_urlsafe(32)}\nread,act {secrets.token_urlsafe(32)}\n"
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        write_private(file, text, is_new=True)
     except OSError as error:
         raise UserError(f"{file} cannot be made ({error.strerror}); name another --tokens") from None
-    with open(handle, "w", encoding="ascii") as opened:
-        opened.write(text)
 
 
 def server_for(setup: Setup, port: int, tokens: tuple[Token, ...]) -> MCPServer:

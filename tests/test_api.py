@@ -5,12 +5,14 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import select
 import shutil
 import stat
 import subprocess
 import sysconfig
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ import pytest
 from eroica import __version__, bus
 from eroica.answers import Incident, Window
 from eroica.client import Client, find_client
+from eroica.desk import Desk
 from eroica.errors import DataError, UnavailableError, UserError
 from eroica.findings import from_json, to_json
 from eroica.guard import Limits, Meter, Rate, TokenFile, Web, is_host, load_token
@@ -146,6 +149,24 @@ def test_asking_twice_with_one_key_is_asking_once(site: Site) -> None:
     assert raw(site, "POST", f"/v1/jobs/{JOB}/windows", Idempotency_Key="key-1").status == 200
     assert len(site.incidents) == 1
     assert profiled(site, "key-2").id != first.id and len(site.incidents) == 2
+
+
+def test_a_key_means_the_same_window_to_a_coordinator_that_has_taken_over(site: Site, tmp_path: Path) -> None:
+    first = profiled(site, "key-1")
+    site.agents[0].is_quiet = True
+    lost = site.client().start_window(JOB, "key-2")
+    site.kept()
+    site.close()
+    later = Site(tmp_path).start()
+    try:
+        client = later.client()
+        assert client.start_window(JOB, "key-1") == first and first.state == "done"
+        again = client.start_window(JOB, "key-2")
+        assert (again.id, again.state) == (lost.id, "failed") and "coordinator ended" in again.why
+        assert client.window(JOB, lost.id) == again and not later.incidents
+        assert client.start_window(JOB, "key-3").id not in (first.id, lost.id)
+    finally:
+        later.close()
 
 
 def test_a_window_that_cannot_be_is_refused_with_the_reason_and_changes_nothing(site: Site) -> None:
@@ -618,3 +639,18 @@ def test_an_answer_of_a_newer_coordinator_is_read_without_what_is_new() -> None:
         Incident,
     )
     assert row.cause == "host_gc" and row.confirmed is None
+
+
+def test_what_ends_the_loop_ends_it_and_not_only_the_call_in_which_it_came() -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    desk = Desk()
+    with ThreadPoolExecutor() as others:
+        asked = others.submit(desk.call, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            while not asked.done():
+                select.select([desk.handle], [], [], TIMEOUT_S)
+                desk.attend()
+        assert isinstance(asked.exception(TIMEOUT_S), KeyboardInterrupt)
+    desk.close()
