@@ -34,7 +34,7 @@ import msgspec
 
 from bench import machine
 from evals import namespaces
-from evals.cluster import CULPRIT, HOSTS, RANKS_PER_HOST, Cluster, Ended, StuckError
+from evals.cluster import CULPRIT, HOSTS, RANKS_PER_HOST, TRAINING_S, Cluster, Ended, StuckError
 
 REPORT = Path(__file__).with_name("FAULTS.md")
 SLOWER = 1.25
@@ -304,7 +304,7 @@ class Database:
 
 def _in_a_window(cluster: Cluster, draw: random.Random) -> str:
     """Wait until the window because of the slow rank is open, and for a moment that is drawn; what it is doing then."""
-    cluster.wait(lambda: cluster.window().startswith("slowdown") or not cluster.is_training, "window")
+    cluster.wait(lambda: cluster.window().startswith("slowdown") or not cluster.is_training, "window", TRAINING_S)
     time.sleep(draw.uniform(0, MOST_DELAY_S))
     return cluster.window()
 

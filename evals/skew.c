@@ -1,10 +1,14 @@
 /* Preloaded into programs of `evals.campaign`: the wall clock as it is after a jump.
 
    EVALS_SKEW names a file that holds one 64-bit number, the seconds to add; a change of it is seen at once. Only the
-   wall clock moves, as when an administrator sets it: CLOCK_MONOTONIC stays what it is. */
+   wall clock moves, as when an administrator sets it: CLOCK_MONOTONIC stays what it is. The kernel's own clock does not
+   move, so moments to wait for are told to it as it has them: else torch's waits, which are by the wall clock where it
+   was built, would end at once and turn round and round. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <pthread.h>
+#include <semaphore.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -46,4 +50,27 @@ time_t time(time_t *told) {
     clock_gettime(CLOCK_REALTIME, &now);
     if (told) *told = now.tv_sec;
     return now.tv_sec;
+}
+
+/* A moment of the wall clock as the kernel has it; moments of the other clock are small. */
+static struct timespec real_moment(const struct timespec *until) {
+    struct timespec moment = *until;
+    if (moment.tv_sec > 1000000000) moment.tv_sec -= *skew;
+    return moment;
+}
+
+int pthread_cond_timedwait(pthread_cond_t *cond, pthread_mutex_t *mutex, const struct timespec *until) {
+    static int (*real)(pthread_cond_t *, pthread_mutex_t *, const struct timespec *);
+    /* By its version: an older one of the same name has another layout. */
+    if (!real) *(void **)&real = dlvsym(RTLD_NEXT, "pthread_cond_timedwait", "GLIBC_2.3.2");
+    if (!real) *(void **)&real = dlsym(RTLD_NEXT, "pthread_cond_timedwait");
+    struct timespec moment = real_moment(until);
+    return real(cond, mutex, &moment);
+}
+
+int sem_timedwait(sem_t *semaphore, const struct timespec *until) {
+    static int (*real)(sem_t *, const struct timespec *);
+    if (!real) *(void **)&real = dlsym(RTLD_NEXT, "sem_timedwait");
+    struct timespec moment = real_moment(until);
+    return real(semaphore, &moment);
 }
