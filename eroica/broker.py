@@ -192,8 +192,9 @@ class Broker:
                 "cert_file": str(listening.certificate.resolve()),
                 "key_file": str(Path(listening.key or "").resolve()),
                 "timeout": 5,
-                # Agents begin with it; whoever does not is told our name all the same.
-                "handshake_first": "auto",
+                # Agents begin with it; whoever does not is told our name all the same, after so long. An agent on a
+                # busy host may need more than the 50 ms of "auto", and what it is told then is no handshake.
+                "handshake_first": "500ms",
             }
         path = self._folder / "nats-server.conf"
         write_private(path, json.dumps(settings, indent=1))  # its format takes JSON
