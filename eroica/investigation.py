@@ -98,6 +98,8 @@ class Investigation:
         self._held: tuple[Judged, Window] | None = None
         """What a window showed, until another one with the sizes of operators is there."""
         self._paused: Verdict | None = None
+        self._ailing: Verdict | None = None
+        """What the window of the baseline has shown and was told of."""
         self._told_changes: set[Change] = set()
         """Of pace, that a diagnosis was told of and that have not ended."""
         self._recovered: dict[Change, dict[int, int]] = {}
@@ -159,6 +161,7 @@ class Investigation:
         if window.training != self._training:
             self._baseline, self._wires, self._training = None, None, window.training
             self._baseline_environment = {}
+            self._ailing = None
         note = self.pacing.note()
         window.notes += (note,) if note else ()
         judged = judge(
@@ -173,6 +176,8 @@ class Investigation:
         if not window.summaries and judged.diagnosis.kind == "no_data":
             self._say_nothing_came(window)
             return False
+        if self._is_told_already(window, judged.diagnosis):
+            judged = replace(judged, is_news=False)
         is_sized = window.frames is Frames.SIZED
         if not is_sized:
             self._say_held()  # the window with sizes was given up for this one
@@ -191,6 +196,17 @@ class Investigation:
             else:
                 self._report(judged.diagnosis, judged.detail, window.cause, window)
         return judged.is_news
+
+    def _is_told_already(self, window: Window, diagnosis: Diagnosis) -> bool:
+        """The first window was taken after the job had become slow, as by a coordinator that was started again, and has
+        shown the same: the same ranks and cause, at the same pace."""
+        verdict, before = diagnosis.verdict, self._ailing
+        if before is None or window.trigger != "slowdown" or not _is_back(diagnosis):
+            return False
+        is_same = (verdict.scope, verdict.cause, verdict.ranks) == (before.scope, before.cause, before.ranks)
+        if is_same and window.cause is not None:
+            self._told_changes.add(window.cause.change)
+        return is_same
 
     def _asks_for_sizes(self, window: Window, judged: Judged) -> bool:
         """What moves over the ranks may follow what they are given. Sizes cost, so they are asked for only then."""
@@ -262,6 +278,8 @@ class Investigation:
     ) -> None:
         if diagnosis.kind not in ("healthy", "no_data", "recovered"):
             self.num_troubles += 1
+            if window is not None and window.trigger == "baseline":
+                self._ailing = diagnosis.verdict
             if cause is not None:
                 self._told_changes.add(cause.change)
         self._tell(

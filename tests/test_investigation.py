@@ -47,7 +47,7 @@ class Agent:
     """Answers for the four ranks of one host as an agent would."""
 
     def __init__(self, link: bus.Link, host: str, ranks: range, made: Sequence[Summary]) -> None:
-        self._link, self._host, self._ranks, self._made = link, host, ranks, made
+        self._link, self._host, self._ranks, self.made = link, host, ranks, made
         self.closed: list[bus.Closed] = []
         link.subscribe((bus.Prepare, bus.Commit, bus.Closed), self._take)
         for rank in ranks:
@@ -80,7 +80,7 @@ class Agent:
         elif isinstance(message, bus.Commit):
             for rank in self._ranks:
                 self._link.publish(bus.Answered(window=message.window, rank=rank, state=State.DONE))
-                data = write_summary(self._made[rank])
+                data = write_summary(self.made[rank])
                 self._link.publish(bus.Summarized(window=message.window, rank=rank, summary=data))
         elif isinstance(message, bus.Closed):
             self.closed.append(message)
@@ -131,6 +131,37 @@ def test_a_slow_rank_is_told_with_its_host_and_cause() -> None:
     verdict = made["verdict"]
     assert (verdict["ranks"], verdict["hosts"], verdict["cause"]) == (str(SLOW), ["b"], "input_pipeline")
     assert made["placement"]["hosts"] == {"a": "0-3", "b": "4-7"} and made["coverage"]["ranks_reported"] == 8
+
+
+@pytest.mark.parametrize(("slower", "num_told"), [((SLOW,), 1), ((1,), 2)])
+def test_a_slowdown_that_the_first_window_has_shown_already_is_told_once_and_another_one_as_well(
+    slower: Sequence[int], num_told: int
+) -> None:
+    ends, told = in_one_process(), list[Incident]()
+    investigation = Investigation(
+        ends.coordinator,
+        job="waves",
+        policy=Policy(rest_s=0.0),
+        clock=time.monotonic_ns,
+        tell=told.append,
+        say=ends.said.append,
+    )
+    made = summaries()
+    agents = [Agent(ends.agents[0], "a", range(4), made), Agent(ends.agents[1], "b", range(4, 8), made)]
+
+    def go_on() -> None:
+        ends.rounds(lambda: True)
+        investigation.tick(time.monotonic_ns())
+        ends.rounds(lambda: True)
+
+    go_on()
+    assert [one.diagnosis.window.trigger for one in told] == ["baseline"]
+    for agent in agents:
+        agent.made = summaries(slower)
+    agents[0].notice()
+    go_on()
+    assert [len(agent.closed) for agent in agents] == [2, 2]
+    assert [one.diagnosis.verdict.ranks for one in told] == [str(SLOW), *map(str, slower)][:num_told]
 
 
 def test_what_the_slow_ranks_have_in_common_in_the_network_is_told_live() -> None:
