@@ -12,11 +12,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeGuard
 
 from eroica.job import format_ranks
 from eroica.standing import MESSAGES, Call, Group
 
 _MOST_BYTES = 64 << 20
+_MOST_COUNT = 1 << 62
+"""Of numbers: what a coordinator takes in a message. One beyond would cost all that the host has to tell."""
 _WIDTHS = {"Float": 4, "Half": 2, "BFloat16": 2, "Double": 8, "Long": 8, "Int": 4, "Byte": 1, "Char": 1, "Bool": 1}
 _NAMES = {
     "Float": "float32", "Half": "float16", "BFloat16": "bfloat16", "Double": "float64", "Long": "int64",
@@ -55,9 +58,9 @@ def _groups(config: object) -> dict[str, Group]:
             if isinstance(ranks, str):
                 try:
                     ranks = json.loads(ranks)
-                except ValueError:
+                except (ValueError, RecursionError):
                     ranks = []
-            members = tuple(rank for rank in ranks if isinstance(rank, int)) if isinstance(ranks, list) else ()
+            members = tuple(rank for rank in ranks if _is_count(rank)) if isinstance(ranks, list) else ()
             called = description if description != "undefined" else f"group {name}"
             # Ranks that form several groups in one call give all of them one name: members tell them apart.
             found[name] = Group(f"recorder {name} {description} {format_ranks(members)}", called, members)
@@ -77,7 +80,7 @@ def _call(entry: object, groups: dict[str, Group]) -> Call | None:
     op = str(entry.get("profiling_name", "")).rpartition(":")[2].partition(" ")[0].strip("_")
     is_message = op in MESSAGES or entry.get("is_p2p") is True
     sequence = entry.get("p2p_seq_id" if is_message else "collective_seq_id")
-    if not op or not isinstance(sequence, int) or is_message:
+    if not op or not _is_count(sequence) or is_message:
         return None  # its numbers of messages are not by peer, so they cannot be matched
     state = entry.get("state")
     backend = str(entry.get("profiling_name", "")).partition(":")[0]
@@ -90,9 +93,13 @@ def _call(entry: object, groups: dict[str, Group]) -> Call | None:
         sequence=sequence,
         op=op.replace("_", "") if op.replace("_", "") in ("allreduce", "allgather", "alltoall") else op,
         status=status,
-        num_bytes=_num_elements(entry.get("input_sizes")) * _WIDTHS.get(dtype, 0),
+        num_bytes=min(_num_elements(entry.get("input_sizes")), _MOST_COUNT >> 4) * _WIDTHS.get(dtype, 0),
         dtype=_NAMES.get(dtype, ""),
     )
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_COUNT
 
 
 def _first(value: object) -> str:
@@ -104,6 +111,6 @@ def _num_elements(sizes: object) -> int:
     for shape in sizes if isinstance(sizes, list) else []:
         count = 1
         for size in shape if isinstance(shape, list) else [0]:
-            count *= size if isinstance(size, int) else 0
+            count = min(count * size, _MOST_COUNT) if _is_count(size) else 0
         total += count
     return total
