@@ -1,5 +1,5 @@
 """The command line: `eroica run`, `serve`, `agent`, `diagnose`, `show`, `compare`, `fix`, `mcp`, `doctor` and `demo`,
-what asks a running coordinator (`remote`), and `scaling` and `simulate` (`cli_scaling`).
+what asks a running coordinator (`remote`), `scaling` and `simulate` (`cli_scaling`), and `chat` (`cli_chat`).
 
 It turns arguments into calls, and results and errors into text and exit statuses; no other module prints or exits.
 stdout holds results only; progress and messages go to stderr, progress only on a terminal. What a command needs is
@@ -79,7 +79,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from eroica import cli_scaling
+    from eroica import cli_chat, cli_scaling
 
     parser = argparse.ArgumentParser(
         prog="eroica",
@@ -301,6 +301,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--jobs", type=_positive, default=None, metavar="N", help="processes (default: one per core)")
 
     cli_scaling.add(partial(_command, commands), _print_text, _write)
+    cli_chat.add(partial(_command, commands), _print_text, _say, _is_agreed)
 
     command = _command(
         commands,

@@ -14,13 +14,17 @@ from typing import Protocol
 from eroica.errors import DataError, UserError
 
 
-class _Adder(Protocol):
+class Adder(Protocol):
+    """How `cli` adds a command: its name, its body, what it is for and an example."""
+
     def __call__(
         self, name: str, run: Callable[[argparse.Namespace], int], purpose: str, example: str
-    ) -> argparse.ArgumentParser: ...
+    ) -> argparse.ArgumentParser:
+        """The parser of the new command."""
+        ...
 
 
-def add(command: _Adder, show: Callable[[str], None], write: Callable[[Path, str], None]) -> None:
+def add(command: Adder, show: Callable[[str], None], write: Callable[[Path, str], None]) -> None:
     """Add both commands. `show` puts a text on stdout, `write` replaces a file."""
     parser = command(
         "scaling",
@@ -33,7 +37,7 @@ def add(command: _Adder, show: Callable[[str], None], write: Callable[[Path, str
     parser.add_argument(
         "--format", choices=("text", "json", "html"), default="text", help="what stdout gets (default: text)"
     )
-    parser.add_argument("--jobs", type=_count, default=None, metavar="N", help="processes (default: one per core)")
+    parser.add_argument("--jobs", type=count, default=None, metavar="N", help="processes (default: one per core)")
 
     parser = command(
         "simulate",
@@ -42,8 +46,8 @@ def add(command: _Adder, show: Callable[[str], None], write: Callable[[Path, str
         "eroica simulate --hosts 4,64 --seeds 5 --only contention",
     )
     parser.add_argument("--hosts", type=_sizes, default=(4, 8, 16, 32, 64), metavar="N,N,...", help="default: 4 to 64")
-    parser.add_argument("--seeds", type=_count, default=5, metavar="N", help="jobs at each size (default: 5)")
-    parser.add_argument("--iterations", type=_count, default=1000, metavar="N", help="of each job (default: 1000)")
+    parser.add_argument("--seeds", type=count, default=5, metavar="N", help="jobs at each size (default: 5)")
+    parser.add_argument("--iterations", type=count, default=1000, metavar="N", help="of each job (default: 1000)")
     parser.add_argument(
         "--layout", choices=("data", "tensor"), default="data", help="one group of all ranks, or one for each card"
     )
@@ -64,7 +68,7 @@ ONLY = ("synchronisation", "contention", "locality", "imbalance", "straggler", "
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    sizes = tuple(_count(part.strip()) for part in text.split(","))
+    sizes = tuple(count(part.strip()) for part in text.split(","))
     return tuple(sorted(set(sizes)))
 
 
@@ -103,7 +107,8 @@ def _simulate(options: argparse.Namespace, show: Callable[[str], None], write: C
     return 0
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
+    """An argument that is a whole number above 0."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(text)

@@ -33,11 +33,13 @@ def test_the_steps_lead_from_traces_to_an_answer_in_each_client(
     monkeypatch.chdir(tmp_path)
     small_job(tmp_path / "traces")
     commands = _blocks()
-    assert len(commands) == 4
+    assert len(commands) == 5
+    monkeypatch.delenv("EROICA_MODEL", raising=False)
+    more = {"mcp": ["--yes"], "diagnose": ["--jobs", "1"], "chat": []}
     for program, *arguments in commands:
         assert program == "eroica"
-        assert cli.main(arguments + (["--yes"] if arguments[0] == "mcp" else ["--jobs", "1"])) == 0
-    capsys.readouterr()
+        assert cli.main(arguments + more[arguments[0]]) == 0
+    assert "\nwho          rank " in capsys.readouterr().out
 
     async def answer(entry: dict[str, object]) -> str:
         command, arguments = entry["command"], entry["args"]

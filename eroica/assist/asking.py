@@ -50,6 +50,11 @@ def triage(diagnoses: Sequence[Diagnosis], question: str = "") -> str:
     return render("triage.md.j2", data="\n\n".join(data), question=clean(question, 400))
 
 
+def follow_up(known: Sequence[str]) -> str:
+    """Answer questions about a job, by the tools. `known`: what they have told so far, fenced by them."""
+    return render("triage.md.j2", data="\n\n".join(known), question="")
+
+
 def fix(one: Diagnosis, finding: Finding, *, file: str = "", lines: Sequence[str] = (), style: str = "claude") -> str:
     """Change the code behind a finding. `lines`: of `file`, numbered. `style`: for whom; one of STYLES."""
     _known(style)

@@ -8,7 +8,7 @@ a sentence follows from its evidence: a right number beside a wrong verb passes.
 approves.
 
 A sentence that calls itself a guess needs no evidence, but its numbers and ranks must be there all the same. Headings,
-questions and blocks of code are no claims. Used by `eroica.assist.chat` to be and by whoever takes a text from a model.
+questions and blocks of code are no claims. Used by `conversing`, and by whoever else takes a text from a model.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ _NAME = re.compile(r"[\w./:+-]*\d[\w./:+-]*")
 _ROLES = {
     "waiting": re.compile(r"\bwait|\bvictim|\bconsequence", re.I),
     "missing": re.compile(r"\bmissing|\breport|\bno data|\bwithout data|\bin part\b|\bpartial|\bnot seen", re.I),
+    "peer": re.compile(r"\bpeer|\bcompar|\bother|\bwait|\bhealthy|\bnormal", re.I),
 }
 _GUESS = re.compile(r"\b(?:guess|guessing|speculat\w+)\b", re.I)
 _SENTENCE = re.compile(
