@@ -14,8 +14,8 @@ import pytest
 
 from eroica import cli
 from eroica.findings import Diagnosis, FunctionName, to_json
+from evals.llm.forge import listening
 from tests import samples
-from tests.forge import listening
 
 Capture = pytest.CaptureFixture[str]
 

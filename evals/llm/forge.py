@@ -1,4 +1,4 @@
-"""A forge over HTTP: what GitHub's API answers to the opening of a pull request, and what it was asked. Tests only."""
+"""A forge over HTTP: what GitHub's API answers to the opening of a pull request, and what it was asked."""
 
 from __future__ import annotations
 

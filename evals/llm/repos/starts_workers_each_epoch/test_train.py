@@ -1,0 +1,5 @@
+import train
+
+
+def test_it_can_be_imported():
+    assert callable(train.main)
