@@ -27,7 +27,7 @@ DATA_CHARS = 4_000
 """Of one diagnosis within a request."""
 MOST_PATCH_CHARS = 40_000
 """Of a patch in a pull request's text; forges take some 65,000 characters."""
-STYLES = ("claude", "cursor", "chat")
+STYLES = ("claude", "cursor", "chat", "edits")
 
 
 def count_tokens(text: str) -> int:
@@ -55,8 +55,17 @@ def follow_up(known: Sequence[str]) -> str:
     return render("triage.md.j2", data="\n\n".join(known), question="")
 
 
-def fix(one: Diagnosis, finding: Finding, *, file: str = "", lines: Sequence[str] = (), style: str = "claude") -> str:
-    """Change the code behind a finding. `lines`: of `file`, numbered. `style`: for whom; one of STYLES."""
+def fix(
+    one: Diagnosis,
+    finding: Finding,
+    *,
+    file: str = "",
+    lines: Sequence[str] = (),
+    style: str = "claude",
+    has_code: bool = False,
+) -> str:
+    """Change the code behind a finding. `lines`: of `file`, numbered. `style`: for whom; one of STYLES. `has_code`: the
+    caller appends lines of its own."""
     _known(style)
     facts = [f"{name}: {value}" for name, value in wording.facts(finding, one)]
     facts += [f"ruled out: {clean(text, 300)}" for text in finding.ruled_out[:8]]
@@ -72,6 +81,7 @@ def fix(one: Diagnosis, finding: Finding, *, file: str = "", lines: Sequence[str
         "fix.md.j2",
         data=fence([f"diagnosis: {clean(_id(one), 40)}", f"finding: {clean(finding.id, 20)}", *facts], "FINDING"),
         code=fence([f"file: {clean(file, 300)}", *lines[:MOST_LINES]], "CODE") if lines else "",
+        has_code=has_code or bool(lines),
         has_place=bool(place),
         style=style,
     )
@@ -80,7 +90,7 @@ def fix(one: Diagnosis, finding: Finding, *, file: str = "", lines: Sequence[str
 def how_to_fix(style: str = "claude", *, has_code: bool) -> str:
     """How to go about a fix, without rules on data and without the data: for whom has them already."""
     _known(style)
-    return render("fix_how.md.j2", code="shown" if has_code else "", has_place=True, style=style)
+    return render("fix_how.md.j2", has_code=has_code, has_place=True, style=style)
 
 
 def _known(style: str) -> None:

@@ -60,6 +60,13 @@ def add_options(command: argparse.ArgumentParser) -> None:
         "--limit", type=_seconds, default=1800.0, metavar="S", help="for each of your commands (default: 1800)"
     )
     command.add_argument(
+        "--model",
+        default="",
+        metavar="NAME",
+        help="where no codemod fits, have this model propose a change of the files that the evidence names, and send "
+        "them to its endpoint: OPENAI_BASE_URL, or OpenAI, or anthropic:NAME (default: no model is asked)",
+    )
+    command.add_argument(
         "--pr", action="store_true", help="push the branch and open a draft pull request (gh, else the GitHub API)"
     )
     command.add_argument("--remote", default="origin", metavar="NAME", help="where to push to (default: origin)")
@@ -89,7 +96,7 @@ def run(
         except ValueError as error:
             options.usage(f"argument --{name}: {error}")
     diagnosis = load(find(options.diagnosis, options.folder))
-    from eroica.assist import describing, forge
+    from eroica.assist import describing, endpoints, forge
     from eroica.assist.fixing import Plan, PullRequest, fix
     from eroica.assist.repository import Repository
 
@@ -110,6 +117,8 @@ def run(
             verify=words["verify"],
             pull_request=wanted,
             limit_s=options.limit,
+            # Only by the option: a variable is no consent to send source code out.
+            endpoint=endpoints.find(options.model, os.environ) if options.model else None,
         ),
         say,
     )

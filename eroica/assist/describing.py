@@ -42,10 +42,17 @@ class Fixed:
     before: Measured | None = None
     after: Measured | None = None
     """None: not measured."""
+    more: tuple[Change, ...] = ()
+    """Of further files, if the patch touches several."""
     is_stable: bool = True
     """The iteration that was measured is the median one, else the mean."""
     url: str = ""
     """Of the pull request."""
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """All of it."""
+        return (self.change, *self.more)
 
 
 def commit_message(fixed: Fixed) -> str:
@@ -117,7 +124,7 @@ def pull_request_body(fixed: Fixed) -> str:
 
 def summary(fixed: Fixed) -> str:
     """For a terminal, above the patch."""
-    told = [("patch", f"{fixed.change.title} ({fixed.change.path}, by {fixed.codemod})")]
+    told = [("patch", f"{fixed.change.title} ({', '.join(one.path for one in fixed.changes)}, by {fixed.codemod})")]
     told += [("because", one) for one in fixed.change.because]
     told += [("note", one) for one in fixed.change.caution]
     told += [("tests", f"passed: {_shown(fixed.test)}" if fixed.test else "none were run; --test COMMAND does")]
@@ -136,6 +143,7 @@ def as_json(fixed: Fixed) -> str:
         "codemod": fixed.codemod,
         "title": fixed.change.title,
         "path": fixed.change.path,
+        "paths": [one.path for one in fixed.changes],
         "because": list(fixed.change.because),
         "caution": list(fixed.change.caution),
         "branch": fixed.branch,

@@ -1,6 +1,7 @@
 """`eroica fix`: from a diagnosis to a patch on a branch, tried by the user's own commands, and a draft pull request.
 
-    find a change (codemods) -> worktree -> write, compile, commit -> the user's tests -> measure both ways -> push
+    find a change (codemods; else a model, if one was named) -> worktree -> write, compile, commit -> the user's tests
+    -> measure both ways -> push
 
 Everything happens in a worktree; whatever fails leaves neither a folder nor a branch behind. Only what the user named
 is run: the test command and the command to measure. A change that makes iterations longer, or a job that breaks off, is
@@ -10,14 +11,15 @@ no fix. Used by `command`.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from eroica.assist import codemods, forge
+from eroica.assist import codemods, forge, proposing
 from eroica.assist.change import Change, Lead
 from eroica.assist.describing import Fixed, commit_message, measured, pull_request_body
 from eroica.assist.edits import refuse_big
+from eroica.assist.endpoints import Endpoint
 from eroica.assist.leads import common, lead_of, notes_of
 from eroica.assist.measuring import Measured, is_faster, measure, refuse_fixed_paths
 from eroica.assist.reading import Sources
@@ -28,6 +30,8 @@ from eroica.untrusted import clean, escape
 
 LIMIT_S = 1800.0
 """For each of the user's commands."""
+BY_MODEL = "a model"
+"""Stands where else the name of a codemod does."""
 PROMISED = 0.05
 """Share of the iteration from which on a promised gain must show: it makes a level slow (`pace.EFFECT`)."""
 
@@ -53,6 +57,8 @@ class Plan:
     verify: Sequence[str] = ()
     pull_request: PullRequest | None = None
     limit_s: float = LIMIT_S
+    endpoint: Endpoint | None = None
+    """Asked where no codemod fits; None: nobody is."""
 
 
 def fix(plan: Plan, say: Callable[[str], None]) -> Fixed:
@@ -63,10 +69,10 @@ def fix(plan: Plan, say: Callable[[str], None]) -> Fixed:
     for words in (plan.test, plan.verify):
         refuse_fixed_paths(words, repository.root)
     texts = repository.texts()
-    finding, codemod, change = _find(plan, Sources(texts))
+    finding, codemod, (change, *more) = _find(plan, texts, say)
     if change.after == texts[change.path]:
         raise UserError(f"the patch of {clean(change.path)} changes nothing")
-    refuse_big([change], texts)
+    refuse_big([change, *more], texts)
     commit = common(plan.diagnosis).get("commit")
     if isinstance(commit, str) and repository.has_changed(change.path, commit):
         caution = f"{clean(change.path)} has changed since the commit that the job ran ({clean(commit, 12)})"
@@ -77,15 +83,15 @@ def fix(plan: Plan, say: Callable[[str], None]) -> Fixed:
         )
     number = to_json(plan.diagnosis)["id"]
     fixed = Fixed(
-        diagnosis=plan.diagnosis, finding=finding, codemod=codemod, change=change, branch="", diff="",
+        diagnosis=plan.diagnosis, finding=finding, codemod=codemod, change=change, more=tuple(more), branch="", diff="",
         is_stable=finding is None or finding.steps == "stable",
     )  # fmt: skip
     with repository.worktree(f"eroica/{number}-{codemod.replace(' ', '-')}") as tree:
-        tree.write([change])
-        tree.compile([change])
-        tree.commit([change], commit_message(fixed))
+        tree.write(fixed.changes)
+        tree.compile(fixed.changes)
+        tree.commit(fixed.changes, commit_message(fixed))
         fixed = replace(fixed, branch=tree.branch, diff=tree.diff())
-        say(f"{change.title}: {change.path}")
+        say(f"{change.title}: {', '.join(one.path for one in fixed.changes)}")
         if plan.test:
             _test(plan, tree, say)
             fixed = replace(fixed, test=tuple(plan.test))
@@ -99,9 +105,11 @@ def fix(plan: Plan, say: Callable[[str], None]) -> Fixed:
     return fixed
 
 
-def _find(plan: Plan, sources: Sources) -> tuple[Finding | None, str, Change]:
-    """The first finding that a codemod answers."""
-    diagnosis, root = plan.diagnosis, str(plan.repository.root)
+def _find(
+    plan: Plan, texts: Mapping[str, str], say: Callable[[str], None]
+) -> tuple[Finding | None, str, Sequence[Change]]:
+    """The first finding that a codemod answers, else the first for which a model proposes a change, if one is asked."""
+    diagnosis, root, sources = plan.diagnosis, str(plan.repository.root), Sources(texts)
     findings = [one for one in diagnosis.findings if plan.finding in ("", one.id)]
     if plan.finding and not findings:
         known = ", ".join(clean(one.id, 20) for one in diagnosis.findings[:20]) or "none"
@@ -115,15 +123,30 @@ def _find(plan: Plan, sources: Sources) -> tuple[Finding | None, str, Change]:
     for finding, lead in leads:
         seen = codemods.propose(sources, lead)
         if isinstance(seen, tuple):
-            return finding, seen[0].name, seen[1]
-        who = clean(finding.id, 20) if finding is not None else "a setting"
-        about = lead.cause.replace("_", " ")
+            return finding, seen[0].name, [seen[1]]
+        about = f"{_who(finding)} ({lead.cause.replace('_', ' ')})"
         if not seen:
-            tried.append(f"{who} ({about}): no codemod is for this cause")
+            tried.append(f"{about}: no codemod is for this cause")
         else:
             reasons = "; ".join(f"{codemod.name}: {clean(refusal.reason, 220)}" for codemod, refusal in seen)
-            tried.append(f"{who} ({about}): {reasons}")
-    raise UserError("no codemod fits: " + ". ".join(tried[:6]))
+            tried.append(f"{about}: {reasons}")
+    refused = f"no codemod fits: {'. '.join(tried[:6])}"
+    if plan.endpoint is None:
+        raise UserError(refused)
+    say(refused)
+    tried = []
+    for finding, lead in leads:
+        if finding is not None:
+            try:
+                changes = proposing.propose(plan.endpoint, diagnosis, finding, lead, texts, say).changes
+                return finding, BY_MODEL, changes
+            except UserError as error:
+                tried.append(f"{_who(finding)}: {error}")
+    raise UserError(f"no codemod fits, and {'. '.join(tried[:3]) or 'no finding is there that a model could be shown'}")
+
+
+def _who(finding: Finding | None) -> str:
+    return clean(finding.id, 20) if finding is not None else "a setting"
 
 
 def _test(plan: Plan, tree: Worktree, say: Callable[[str], None]) -> None:
