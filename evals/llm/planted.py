@@ -80,7 +80,8 @@ class Planted:
                             "confidence": "established", "summary": self.about},
                 "findings": [finding],
                 "consequences": [],
-                "evidence": {"E1": {"text": f"{told['function']} ({place[1:]})", "source": "pattern", "values": {}}},
+                "evidence": {"E1": {"text": f"{told['function']} ({place[1:]})", "source": "pattern",
+                                    "values": told.get("values", {})}},
             }
         )  # fmt: skip
 

@@ -5,6 +5,9 @@ It applies to a loop with one backward pass whose optimizer steps under a condit
 forward pass: a function of the loop's counter and of what the loop does not change, the same on all ranks. Forward and
 backward both go under the context, as DistributedDataParallel demands. Not where gradients are looked at between
 (clipping, norms, a step behind the loop for what is left): they would be those of one rank.
+
+The backward pass may stand in a function or method of the same file that the loop calls, as trainers have it
+(`self.training_step(batch)`): then the call goes under the context, if the model is called in there, too.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ from eroica.assist.rewriting import Rewrite
 
 _SCHEDULES = ("sched", "lr", "warmup", "prof", "ema", "bar")
 """Parts of names of what has a step() and is no optimizer."""
+_DEEPEST = 3
+"""Calls between the loop and the backward pass."""
 _LOOKS = ("clip_grad_norm_", "clip_grad_value_", "unscale_", "get_total_norm", "clip_grads_with_norm_")
 
 
@@ -89,25 +94,35 @@ def propose(sources: Sources, lead: Lead) -> Change | Refusal:
 
 
 def _look(code: Code, backward: ast.Call) -> _Accumulation | Refusal:
-    loops = code.loops(backward)
+    place, within = _called_in_a_loop(code, backward)
+    loops = code.loops(place)
     if not loops or isinstance(loops[0], ast.While):
         return Refusal("the backward pass is in no `for` loop")
     loop = loops[0]
     assert not isinstance(loop, ast.While)
-    if len(calls(loop.body, "backward")) != 1:
+    if len(calls(within[0].body if within else loop.body, "backward")) != 1:
         return Refusal("the loop has several backward passes")
-    last = _top(code, backward, loop)
+    if within and (calls(loop.body, "backward") or code.conditions(backward) or code.conditions(place, loop)):
+        return Refusal("the backward pass stands under a condition, or is one of several")
+    for node in (node for function in within for node in here(function.body)):
+        if _handles_gradients(node):
+            return Refusal(f"line {getattr(node, 'lineno', 0)} looks at gradients in each micro-step")
+    last = _top(code, place, loop)
     if last is None or isinstance(last, (ast.If, ast.Try)):
         return Refusal("the backward pass stands under a condition")
     if any(isinstance(node, ast.Attribute) and node.attr in ("no_sync", "set_requires_gradient_sync")
            for node in ast.walk(code.tree)):  # fmt: skip
         return Refusal("the file decides already which micro-steps reduce gradients")
-    told = _model(code, loop, last)
+    told = _model(code, loop.body[: loop.body.index(last) + 1]) or _model(code, [s for f in within for s in f.body])
     if told is None:
         return Refusal("no model of DistributedDataParallel or FSDP is seen in the loop")
     model, kind = told
     body = loop.body
-    first = next(one for one in body if model in _read(one))
+    if within and (not model.startswith("self.") or code.class_of(loop) is not code.class_of(within[0])):
+        return Refusal(
+            f"{model} is called in another function than the one with the loop, and is no field of one object"
+        )
+    first = next((one for one in body if model in _read(one)), last)
     begin, end = body.index(first), body.index(last)
     if begin > end:
         return Refusal("the model is called behind the backward pass")
@@ -218,15 +233,48 @@ def _is_optimizer(call: ast.Call) -> bool:
     return not any(part in name for part in _SCHEDULES)
 
 
-def _model(code: Code, loop: ast.For | ast.AsyncFor, last: ast.stmt) -> tuple[str, str] | None:
-    """The name of the model that the loop calls, and what shares its gradients."""
-    before = loop.body[: loop.body.index(last) + 1]
+def _model(code: Code, before: list[ast.stmt]) -> tuple[str, str] | None:
+    """The name of the model that is called there, and what shares its gradients."""
     for node in here(before):
         if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load):
             kind = sharing(code, node)
             if kind:
                 return ast.unparse(node), kind
     return None
+
+
+def _called_in_a_loop(code: Code, backward: ast.Call) -> tuple[ast.AST, list[Function]]:
+    """Where the loop has the backward pass, and the functions in between that it stands in, the innermost first, with
+    those of the same object that they call. No functions: it stands in the loop itself, or in none that can be told."""
+    place: ast.AST = backward
+    within: list[Function] = []
+    while not code.loops(place) and len(within) < _DEEPEST:
+        function = code.function(place)
+        callers = [] if function is None else everywhere(code.tree, function.name)
+        if function is None or len(callers) != 1 or function.decorator_list:
+            return backward, []
+        if code.class_of(function) is not code.class_of(callers[0]) or code.function(callers[0]) is function:
+            return backward, []
+        within.append(function)
+        place = callers[0]
+    owner = code.class_of(place)
+    methods = {one.name: one for one in owner.body if isinstance(one, Function)} if owner is not None else {}
+    for function in within:  # grows while it is gone through
+        for call in here(function.body):
+            if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+                continue
+            one = methods.get(call.func.attr) if ast.unparse(call.func.value) == "self" else None
+            if one is not None and one not in within:
+                within.append(one)
+    return place, within
+
+
+def _handles_gradients(node: ast.AST) -> bool:
+    if isinstance(node, ast.Attribute) and node.attr == "grad":
+        return True
+    return isinstance(node, ast.Call) and (
+        called(node) in (*_LOOKS, "zero_grad") or (called(node) == "step" and _is_optimizer(node))
+    )
 
 
 def sharing(code: Code, expression: ast.expr) -> str:

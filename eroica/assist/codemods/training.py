@@ -16,6 +16,7 @@ from eroica.assist.reading import (
     Function,
     Loop,
     Sources,
+    argument,
     bindings,
     called,
     constant,
@@ -125,6 +126,28 @@ def callers(sources: Sources, code: Code, function: Function) -> list[tuple[Code
             if is_method == isinstance(node.func, ast.Attribute) or (other is not code and not is_method):
                 found.append((other, node))
     return found
+
+
+def given_for(sources: Sources, code: Code, parameter: ast.Name) -> tuple[Code, ast.expr, ast.Call] | None:
+    """What the one call of a function in the repository gives for a parameter that the function never binds again: its
+    file, the expression and the call. None for a method, for several calls, and where it cannot be seen."""
+    function = code.scope(parameter)
+    bound = bindings(function, parameter.id)
+    if not isinstance(function, Function) or len(bound) != 1 or not isinstance(bound[0], ast.arg):
+        return None
+    defined = [
+        node
+        for other in sources.mentioning(f"def {function.name}")
+        for node in ast.walk(other.tree)
+        if isinstance(node, Function) and node.name == function.name
+    ]
+    calls = callers(sources, code, function)
+    if len(defined) != 1 or len(calls) != 1 or code.class_of(function) is not None:
+        return None
+    other, call = calls[0]
+    ordered = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+    given = argument(call, ordered.index(parameter.id) if parameter.id in ordered else None, parameter.id)
+    return (other, given, call) if given is not None else None
 
 
 def trains(sources: Sources, code: Code, loop: Loop) -> bool:

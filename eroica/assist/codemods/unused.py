@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 
 from eroica.assist.change import Change, Lead, Refusal
+from eroica.assist.codemods.training import given_for
 from eroica.assist.reading import Code, Function, Sources, argument, called, constant, here, is_true
 from eroica.assist.rewriting import Rewrite, UnfitError
 
@@ -50,18 +51,18 @@ def propose(sources: Sources, lead: Lead) -> Change | Refusal:
             "that comes from"
         )
     wrapped = argument(call, 0, "module")
-    while (
-        isinstance(wrapped, ast.Call)
-        and isinstance(wrapped.func, ast.Attribute)
-        and wrapped.func.attr in ("to", "cuda")
-    ):
-        wrapped = wrapped.func.value
-    model = _value(code, wrapped, call)
+    made, model = code, _value(code, _bare(wrapped), call)
+    if isinstance(model, ast.Name):
+        told = given_for(sources, code, model)
+        if told is not None:
+            made, model = told[0], _value(told[0], _bare(told[1]), told[2])
     if not isinstance(model, ast.Call):
         return Refusal(f"which model is wrapped at {where} cannot be told")
     try:
-        _all_used(sources, code, model, set())
-        _loss_needs_all(sources, code, call)
+        _all_used(sources, made, model, set())
+        _loss_needs_all(code, call)
+        _is_left_alone(code)
+        _is_left_alone(made)
     except UnfitError as error:
         return Refusal(str(error))
     rewrite = Rewrite(code)
@@ -85,14 +86,21 @@ def _value(code: Code, wrapped: ast.expr | None, call: ast.Call) -> ast.expr | N
 
     own = code.statement(call)
     bound = [b for b in bindings(code.scope(wrapped), wrapped.id) if code.statement(b) is not own]
+    if len(bound) == 1 and isinstance(bound[0], ast.arg):
+        return wrapped
     value = code.value_bound(bound[0]) if len(bound) == 1 else None
+    return _bare(value)
+
+
+def _bare(model: ast.expr | None) -> ast.expr | None:
+    """Without `.to(device)` and the like behind it, which give the model itself back."""
     while (
-        isinstance(value, ast.Call)
-        and isinstance(value.func, ast.Attribute)
-        and value.func.attr in ("to", "cuda", "train")
+        isinstance(model, ast.Call)
+        and isinstance(model.func, ast.Attribute)
+        and model.func.attr in ("to", "cuda", "train")
     ):
-        value = value.func.value
-    return value
+        model = model.func.value
+    return model
 
 
 def _all_used(sources: Sources, code: Code, made: ast.Call, seen: set[int]) -> None:
@@ -210,13 +218,16 @@ def _flows(code: Code, forward: Function, at: str, parts: set[str]) -> None:
             raise UnfitError(f"forward of {at} drops a result in line {one.lineno}")
 
 
-def _loss_needs_all(sources: Sources, code: Code, wrapped: ast.Call) -> None:
-    """The result of each call of the model in the file is used whole."""
+def _loss_needs_all(code: Code, wrapped: ast.Call) -> None:
+    """The wrapped model gets a name, or is what a function gives back."""
     statement = code.statement(wrapped)
     is_named = isinstance(statement, ast.Assign) and len(statement.targets) == 1
     if not is_named and not isinstance(statement, ast.Return):
         raise UnfitError(f"what becomes of the model in line {wrapped.lineno} cannot be told")
+
+
+def _is_left_alone(code: Code) -> None:
+    """No parameter is frozen where models are made."""
     for node in ast.walk(code.tree):
         if isinstance(node, ast.Attribute) and node.attr in ("requires_grad", "requires_grad_"):
             raise UnfitError(f"{code.path}:{node.lineno} freezes parameters, or thaws them")
-    del sources

@@ -1,0 +1,93 @@
+"""Planted repositories and near misses: what codemods make of them, given a finding that names the place."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from eroica.assist import codemods
+from eroica.assist.leads import lead_of
+from eroica.assist.reading import Sources
+from evals.fixes import board, by_hand
+from evals.llm.planted import Planted, planted
+
+UNSOLVED = {
+    "config_without_workers": "no DataLoader whose arguments are seen",  # a configuration sets the number
+    "saves_in_the_loop": "no torch.save stands in a training loop",  # in a function of another file
+}
+
+
+def test_there_are_twelve_repositories_and_six_near_misses() -> None:
+    assert (len(planted()), len(planted("near_misses"))) == (12, 6)
+
+
+@pytest.mark.parametrize("one", planted(), ids=lambda one: one.name)
+def test_a_planted_fault_gets_a_patch_or_a_reason(one: Planted) -> None:
+    row = by_hand(one)
+    assert row["solved"] != (one.name in UNSOLVED), row["said"]
+    assert UNSOLVED.get(one.name, "") in row["said"]
+
+
+@pytest.mark.parametrize("one", planted("near_misses"), ids=lambda one: one.name)
+def test_a_near_miss_is_left_alone(one: Planted) -> None:
+    row = by_hand(one)
+    assert not row["solved"], row["diff"]
+    assert "no codemod fits" in row["said"]
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "old", "new", "reason"),
+    [
+        ("syncs_micro_steps", "trainer.py", "        return loss.detach()",
+         "        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)\n        return loss.detach()",
+         "looks at gradients"),
+        ("syncs_micro_steps", "trainer.py", "        loss.backward()",
+         "        if loss < 9:\n            loss.backward()", "under a condition"),
+        ("syncs_micro_steps", "trainer.py", "        self.model.train()", "        self.training_step(warm_up)",
+         "in no `for` loop"),
+        ("syncs_micro_steps", "trainer.py", "self.model = DistributedDataParallel(model)", "self.model = model",
+         "no model of DistributedDataParallel"),
+        ("syncs_micro_steps", "trainer.py",
+         "        return torch.nn.functional.cross_entropy(self.model(inputs), labels)",
+         "        self.optimizer.zero_grad()\n        return self.model(inputs).sum()", "looks at gradients"),
+        ("searches_for_unused", "train.py", "    model = distributed.wrap(Network())",
+         "    model = distributed.wrap(Network())\n    other = distributed.wrap(make())", "cannot be told"),
+        ("searches_for_unused", "train.py", "    model = distributed.wrap(Network())",
+         "    net = Network()\n    net.embed.requires_grad_(False)\n    model = distributed.wrap(net)", "freezes"),
+        ("searches_for_unused", "train.py", "distributed.wrap(Network())", "distributed.wrap(*parts)",
+         "cannot be told"),
+        ("searches_for_unused", "network.py", "        return self.head(x)", "        return x.sum()",
+         "does not use head"),
+        ("statistics_each_step", "callbacks.py", "        for name, parameter",
+         "        self.last = step\n        for name, parameter", "does more than report"),
+        ("statistics_each_step", "callbacks.py", "(self, step, model, loss):\n        for",
+         "(self, count, model, loss):\n        for", "does more than report"),
+        ("statistics_each_step", "callbacks.py", "        for name, parameter",
+         "        model.eval()\n        for name, parameter", "does more than report"),
+    ],
+)  # fmt: skip
+def test_what_a_function_or_method_hides_is_looked_at_before_a_patch(
+    name: str, file: str, old: str, new: str, reason: str
+) -> None:
+    one = next(one for one in planted() if one.name == name)
+    texts = {path.name: path.read_text() for path in one.folder.glob("*.py")}
+    assert old in texts[file]
+    diagnosis = one.diagnosis()
+    named = diagnosis.findings[0]
+    assert isinstance(codemods.propose(Sources(texts), lead_of(named, diagnosis, Sources(texts), "/nowhere")), tuple)
+    sources = Sources(texts | {file: texts[file].replace(old, new)})
+    found = lead_of(named, diagnosis, sources, "/nowhere")
+    found = replace(found, places=found.places or lead_of(named, diagnosis, Sources(texts), "/nowhere").places)
+    seen = codemods.propose(sources, found)
+    assert isinstance(seen, list), seen
+    assert any(reason in refusal.reason for _, refusal in seen), seen
+
+
+def test_the_board_counts_the_newest_result_of_each_repository(tmp_path: Path) -> None:
+    row = '{"name": "a", "about": "x | y", "diagnosed": [], "said": "no", "solved": %s}\n'
+    (tmp_path / "r.jsonl").write_text(row % "false" + row % "true")
+    told = board(tmp_path / "r.jsonl")
+    assert "| a | x / y | nothing | none | no | 0 | yes |" in told
+    assert "Solved: 1 of 12; run: 1." in told
