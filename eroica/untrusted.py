@@ -104,13 +104,16 @@ def _shortened(text: str, limit: int) -> str:
 
 def clean_code(line: str, limit: int = 240) -> str:
     """A line of source fit to show: as `clean`, but what a name like "token" is set to is taken out only where it is a
-    quoted text, since `token = batch[0]` is what the reader came for. Tabs become blanks."""
+    quoted text, since `token = batch[0]` is what the reader came for; in a comment it is taken out as anywhere else.
+    Tabs become blanks."""
     text = line[:_SCAN_CHARS].expandtabs(4)
     for pattern in _SECRETS:
         text = pattern.sub(REDACTED, text)
     text = _USERINFO.sub(rf"\1{REDACTED}@", text)
     text = _BEARER.sub(rf"\1 {REDACTED}", text)
     text = _LITERAL.sub(rf"\1{REDACTED}", text)
+    code, mark, comment = text.partition("#")  # one in a text between quotes costs no more than a redaction too many
+    text = code + mark + redact(comment)
     return _shortened(_INVISIBLE.sub(_escaped, text), limit)
 
 

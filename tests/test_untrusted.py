@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eroica.untrusted import REDACTED, clean, clean_values, fence, is_secret_name, redact
+from eroica.untrusted import REDACTED, clean, clean_code, clean_values, fence, is_secret_name, redact
 
 # Put together here, so that no scanner of this repository takes them for real ones.
 SECRETS = [
@@ -107,3 +107,16 @@ def test_no_line_can_close_the_fence_around_it(lines: list[str]) -> None:
     assert all(line.startswith("| ") for line in block[1:-1])
     mark = block[0].split()[-1].strip("-")
     assert not any(mark in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("token = batch[0]", "token = batch[0]"),
+        ('API_KEY = "abc"', "API_KEY = [redacted]"),
+        ("x = 1  # password=hunter2 for now", "x = 1  # password=[redacted] for now"),
+        ("\tx = 1", "    x = 1"),
+    ],
+)
+def test_a_line_of_source_loses_its_secrets_and_nothing_else(line: str, shown: str) -> None:
+    assert clean_code(line) == shown
