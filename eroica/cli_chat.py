@@ -10,7 +10,6 @@ A question for a person's yes is asked on the terminal; where there is none, the
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import os
 import sys
@@ -93,6 +92,8 @@ def add(command: Adder, show: Callable[[str], None], say: Callable[[str], None],
 def _chat(
     options: argparse.Namespace, show: Callable[[str], None], say: Callable[[str], None], ask: Callable[[str], bool]
 ) -> int:
+    import asyncio
+
     from eroica.assist import endpoints
     from eroica.assist.toolbox import opened, server_of
 
@@ -157,6 +158,8 @@ async def _with_model(
 
 async def _questions(options: argparse.Namespace) -> AsyncIterator[str]:
     """The one that was given, else lines of standard input; an empty one or its end is the end."""
+    import asyncio
+
     if options.question:
         yield " ".join(options.question)[:MOST_QUESTION]
         return

@@ -204,6 +204,21 @@ def test_a_draft_grows_while_the_model_writes_and_is_void_at_the_end(tmp_path: P
     assert drafts[-1] == ""
 
 
+def test_a_second_question_knows_the_first_one_and_its_answer(tmp_path: Path) -> None:
+    save(tmp_path, samples.slow_input()[0])
+
+    async def talk(at: Serving) -> None:
+        async with opened(build(over(tmp_path)), _never) as box:
+            conversation = Conversation(endpoints.Endpoint("openai", "scripted", at.url), box)
+            await conversation.ask("who is it?")
+            await conversation.ask("are you sure?")
+
+    with serving(script(Say(GOOD))) as at:
+        asyncio.run(talk(at))
+    said = [(one["role"], one["content"]) for one in at.asked[1].messages[1:]]
+    assert said == [("user", "who is it?"), ("assistant", GOOD), ("user", "are you sure?")]
+
+
 def test_arguments_that_make_no_sense_are_told_to_the_model(tmp_path: Path) -> None:
     save(tmp_path, samples.slow_input()[0])
     wrong: list[tuple[str, dict[str, Any]]] = [
