@@ -358,11 +358,13 @@ def _explain(stacked: Stacked, slow: Sequence[_Slow], quick: Sequence[Lane], ref
         hosts = [h for h in everywhere if not any(h in lane.hosts for lane in quick)]
         pairs = sorted({pair for some in hosts_of if len(some) <= MANY_HOSTS for pair in combinations(sorted(some), 2)})
         pairs = [p for p in pairs if not any(lane.hosts.issuperset(p) for lane in quick)]
-        reach = {(h,): sum(h in some for some in hosts_of) for h in hosts} | {
-            p: sum(some.issuperset(p) for some in hosts_of) for p in pairs
+        through = {
+            place: frozenset(k for k, some in enumerate(hosts_of) if some.issuperset(place))
+            for place in [*((host,) for host in hosts), *pairs]
         }
-        best = max(reach, key=lambda place: (reach[place], -len(place), place), default=None)
-        rivals = [place for place in reach if best is not None and reach[place] == reach[best] and place != best]
+        best = max(through, key=lambda place: (len(through[place]), -len(place), place), default=None)
+        # Two pairs of hosts that explain a slow group each are two links.
+        rivals = [p for p in through if best is not None and p != best and _rival(through[p], through[best])]
         shared_hosts = tuple(sorted(frozenset.intersection(*hosts_of)))
         if best is None and len(shared_hosts) in (1, 2):
             # Quick groups cross the same hosts: not the host or the whole path, but one port or rail of it.
@@ -415,6 +417,11 @@ def _explain(stacked: Stacked, slow: Sequence[_Slow], quick: Sequence[Lane], ref
             explained.append(_transfer(stacked, mine, scope, best, reference, undecided))
         left = [item for item in left if item not in mine]
     return explained
+
+
+def _rival(one: frozenset[int], other: frozenset[int]) -> bool:
+    """Whether two places explain as many slow lanes, of which some are the same."""
+    return len(one) == len(other) and not one.isdisjoint(other)
 
 
 STALL = 1.5
