@@ -27,7 +27,7 @@ from eroica import bus, codec, processes, recording, ring, samplers, views
 from eroica.amend import Told
 from eroica.background import History, Lap, Span
 from eroica.bus import Abort, Commit, LookCloser, Message, Prepare, Resume
-from eroica.captures import Readers, capture_path, summarize_capture
+from eroica.captures import OwnRing, Readers, capture_path, summarize_capture
 from eroica.commands import Command, Frames, State, Unit, Verb, parse_answer
 from eroica.errors import DataError, EroicaError
 from eroica.holding import Holding, met
@@ -151,6 +151,7 @@ class _Reading:
     path: str
     world_size: int
     samples: Samples | None
+    own: OwnRing
     is_second: bool = False
     """The first reader was killed."""
     trace: str = ""
@@ -473,6 +474,7 @@ class Agent:
                 path=str(path),
                 world_size=entry.words[ring.WORLD_SIZE],
                 samples=samples,
+                own=OwnRing(str(entry.tail.path), shift_ns),
             )
         )
         self._count(window, begin_ns, end_ns)
@@ -557,6 +559,7 @@ class Agent:
                 path=str(target),
                 world_size=told.world_size,
                 samples=samples,
+                own=OwnRing(str(entry.tail.path), shift_ns),
                 trace=str(trace),
                 told=told,
                 by_time=answer.by_time,
@@ -580,11 +583,11 @@ class Agent:
         return samplers.Rank(entry.words[ring.RANK], entry.tail.identity.pid)
 
     def _read(self, reading: _Reading) -> None:
-        path, rank, world_size, samples = reading.path, reading.rank, reading.world_size, reading.samples
+        path, host, samples, own = reading.path, reading.host, reading.samples, reading.own
         if reading.told is None:
-            future = self._readers.submit(summarize_capture, path, rank, world_size, reading.host, samples)
+            future = self._readers.submit(summarize_capture, path, reading.rank, reading.world_size, host, samples, own)
         else:
-            future = self._readers.submit(recording.take_in, reading.trace, path, reading.told, reading.host, samples)
+            future = self._readers.submit(recording.take_in, reading.trace, path, reading.told, host, samples, own)
         self._pending[future] = reading
 
     def _collect(self) -> None:

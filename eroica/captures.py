@@ -15,11 +15,12 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing import get_context, parent_process, resource_tracker
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from eroica.calls import read_told
 from eroica.codec import write_summary
 from eroica.errors import DataError, UserError
 from eroica.offline import keep_freed_memory
@@ -113,8 +114,20 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def summarize_capture(path: str, rank: int, world_size: int, host: str, samples: Samples | None) -> bytes | str:
-    """The summary of one capture, encoded, or why there is none; for a worker process.
+@dataclass(frozen=True, slots=True)
+class OwnRing:
+    """Where a rank has recorded its calls."""
+
+    path: str
+    shift_ns: int
+    """From CLOCK_MONOTONIC, its clock, to the wall clock."""
+
+
+def summarize_capture(
+    path: str, rank: int, world_size: int, host: str, samples: Samples | None, own: OwnRing | None = None
+) -> bytes | str:
+    """The summary of one capture, encoded, or why there is none; for a worker process. What the ring knows of the
+    rank's communication is written into the file before.
 
     The ring knows rank, world size and host better than the trace: a profiler that runs before the process group is
     there, or without one, notes none.
@@ -123,7 +136,8 @@ def summarize_capture(path: str, rank: int, world_size: int, host: str, samples:
     if not os.path.exists(path):
         return "wrote a capture that somebody has deleted"
     try:
-        summary = summarize(read_trace(path, rank=rank), samples)
+        trace = read_trace(path, rank=rank) if own is None else read_told(path, rank, own.path, own.shift_ns)
+        summary = summarize(trace, samples)
     except (DataError, UserError, OSError) as error:
         return str(error)
     except MemoryError:

@@ -93,7 +93,8 @@ class Ledger:
     kind: UInt8s
     """(S,) CollectiveKind."""
     check: Int64s
-    """(S,) 16-bit hash of (operation, dtype, elements): equal on all members, or the channel is not joinable."""
+    """(S,) 16-bit hash of (operation, dtype, elements): equal on all members, or the channel is not joinable. 0 = not
+    told, and equal to any."""
     work_before_s: Float32s
     """(S,) Own work between the entry of the sample before (or the iteration's start) and this entry."""
     duration_s: Float32s
@@ -123,7 +124,8 @@ def _mix(values: Int64s) -> Int64s:
     return ((values.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(33)).astype(np.int64)
 
 
-def _channel_of(trace: Trace, row: int) -> Channel:
+def _channel_of(trace: Trace, row: int, is_told: bool) -> Channel:
+    """`is_told`: of some of gloo's communications the trace tells the group."""
     table = trace.collectives
     kind, peer, group = int(table.kind[row]), int(table.peer[row]), int(table.group[row])
     me = trace.rank if trace.rank is not None else -1
@@ -135,6 +137,9 @@ def _channel_of(trace: Trace, row: int) -> Channel:
         return Channel(
             group_key(known.name, known.description, known.ranks), known.description, known.size or len(known.ranks)
         )
+    if is_told and trace.category[table.event[row]] == Category.ANNOTATION:
+        # What was not told beside others that were is no group: on each rank it may be another one's.
+        return Channel(f"untold of rank {me}", "", 0)
     return Channel("default", "", 0)
 
 
@@ -205,7 +210,10 @@ def ledger_of(trace: Trace, path: CriticalPath, peaks: Peaks) -> Ledger:
     waiting = by_joinable[:, 0] + by_activity[:, Activity.WAIT]
 
     channels: dict[Channel, int] = {}
-    channel = np.array([channels.setdefault(_channel_of(trace, int(r)), len(channels)) for r in picked], np.int32)
+    is_told = bool((table.group[picked][trace.category[rows] == Category.ANNOTATION] >= 0).any())
+    channel = np.array(
+        [channels.setdefault(_channel_of(trace, int(r), is_told), len(channels)) for r in picked], np.int32
+    )
     names = tuple(channels)
     exposed_s, duration_s = exposed_by_row[rows], trace.dur_ns[rows] / 1e9
     per_channel = (
@@ -232,11 +240,14 @@ def ledger_of(trace: Trace, path: CriticalPath, peaks: Peaks) -> Ledger:
     kind = table.kind[picked]
     check = np.array(
         [
-            _hash(f"{k} {trace.strings[d] if d >= 0 else ''} {e}") & 0xFFFF
+            _hash(f"{k} {trace.strings[d] if d >= 0 else ''} {e}") % 0xFFFF + 1
             for k, d, e in zip(kind, table.dtype[picked], table.in_elements[picked], strict=True)
         ],
         np.int64,
     )
+    # Of a few the operation may not be told, where it is told of the others.
+    is_known = table.dtype[picked] >= 0
+    check[~is_known & np.isin(channel, channel[is_known])] = 0
     elements = np.maximum(table.in_elements[picked], table.out_elements[picked]).astype(np.float64)
     width = np.array([_DTYPE_BYTES.get(trace.strings[d], 0) if d >= 0 else 0 for d in table.dtype[picked]])
     payload = np.where((elements >= 0) & (width > 0), elements * width, np.nan)
@@ -293,7 +304,8 @@ def ledger_of(trace: Trace, path: CriticalPath, peaks: Peaks) -> Ledger:
 
 
 def _positions(channel: Int32s, iteration: Int64s, sequence: Int64s, by_sequence: bool) -> Int32s:
-    """Place of each communication among those of its channel and iteration, in order of entry.
+    """Place of each communication among those of its channel and iteration, in order of the calls where these are
+    numbered, else of entry: several threads may take up two calls at once, in another order on each rank.
 
     Without iteration markers the sequence number is the place, where the trace has one: windows of different ranks
     need not start at the same communication.
@@ -301,7 +313,9 @@ def _positions(channel: Int32s, iteration: Int64s, sequence: Int64s, by_sequence
     if by_sequence and len(sequence) and bool((sequence >= 0).all()):
         return (sequence & 0x7FFF).astype(np.int32)
     group = iteration * (MAX_GROUPS * 64) + channel
-    order = np.argsort(group, kind="stable")
+    untold = np.zeros(int(channel.max(initial=-1)) + 1, bool)
+    untold[channel[sequence < 0]] = True
+    order = np.lexsort((np.where(untold[channel], 0, sequence), group))
     place = np.empty(len(group), np.int32)
     sorted_group = group[order]
     first = np.searchsorted(sorted_group, sorted_group, side="left")
@@ -413,8 +427,8 @@ def join(ledgers: Sequence[Ledger]) -> Joined:
     first = np.flatnonzero(new)
     which = np.cumsum(new) - 1
     members = np.diff(np.append(first, len(rank)))
-    low, high = np.minimum.reduceat(check, first), np.maximum.reduceat(check, first)
-    torn = np.unique(channel[first][low != high])
+    low, high = np.minimum.reduceat(np.where(check > 0, check, 1 << 16), first), np.maximum.reduceat(check, first)
+    torn = np.unique(channel[first][low < high])
     notes = tuple(
         f"collectives of group {names[c].key} ({names[c].description or 'no description'}) are not joined: its members "
         "disagree on operation or size"

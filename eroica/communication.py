@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eroica.errors import UserError
-from eroica.job import ProcessGroup
+from eroica.groups import Groups, rank_list
 from eroica.records import Category, integer
 
 
@@ -174,72 +174,6 @@ def user_rules() -> tuple[Rule, ...]:
     return tuple(rules)
 
 
-@lru_cache(maxsize=4096)
-def _numbers(text: str) -> tuple[tuple[int, ...], bool]:
-    return tuple(int(part) for part in re.findall(r"-?\d+", text)), "..." not in text
-
-
-def _rank_list(value: Any) -> tuple[tuple[int, ...], bool]:
-    """(ranks, True if the list is whole) from a list or its text, which torch cuts with "..."."""
-    if isinstance(value, str):
-        return _numbers(value)
-    if isinstance(value, (list, tuple)) and all(type(item) is int for item in value):
-        return tuple(value), True
-    return (), False
-
-
-class Groups:
-    """The group table: what the file's head configures, then what only events name."""
-
-    def __init__(self, config: Any) -> None:
-        self.table: list[ProcessGroup] = []
-        self._by_name: dict[str, int] = {}
-        self._by_ranks: dict[tuple[int, ...], int] = {}
-        for item in config if isinstance(config, list) else []:
-            if isinstance(item, dict):
-                ranks, whole = _rank_list(item.get("ranks"))
-                size = max(integer(item.get("pg_size"), 0, 32), len(ranks) if whole else 0)
-                self._append(str(item.get("pg_name", "")), str(item.get("pg_desc", "")), ranks if whole else (), size)
-
-    def _append(self, name: str, description: str, ranks: Sequence[int], size: int) -> int:
-        index = len(self.table)
-        description = "" if description == "undefined" else description
-        members = tuple(sorted(set(ranks))) if not size or len(set(ranks)) == size else ()
-        self.table.append(ProcessGroup(name, description, members, size or len(members)))
-        self._by_name.setdefault(name, index)
-        if members:
-            self._by_ranks.setdefault(members, index)
-        return index
-
-    def index(self, args: Mapping[str, Any]) -> int:
-        """Group of an event by its args; -1 if they name none."""
-        name = args.get("Process Group Name", args.get("Process Group ID"))
-        ranks, whole = _rank_list(args.get("Process Group Ranks"))
-        size = integer(args.get("Group size"), 0, 32)
-        if not whole:
-            ranks = self._strided(args, ranks, size)
-        if name is not None and str(name) in self._by_name:
-            return self._by_name[str(name)]
-        members = tuple(sorted(set(ranks)))
-        if name is None:
-            if members in self._by_ranks:
-                return self._by_ranks[members]
-            if not members:
-                return -1
-        return self._append(
-            "" if name is None else str(name), str(args.get("Process Group Description", "")), members, size
-        )
-
-    @staticmethod
-    def _strided(args: Mapping[str, Any], seen: tuple[int, ...], size: int) -> tuple[int, ...]:
-        """A cut list, completed from start and stride only where these agree with all that is listed."""
-        start, stride = integer(args.get("Global rank start"), -1, 32), integer(args.get("Global rank stride"), -1, 32)
-        if start < 0 or stride < 1 or not 2 < len(seen) < size:
-            return ()
-        full = tuple(range(start, start + stride * size, stride))
-        return full if full[: len(seen) - 1] == seen[:-1] and seen[-1] in full else ()
-
-
 @dataclass(slots=True)
 class _Row:
     """What is known so far of one communicating event."""
@@ -326,6 +260,7 @@ def table(
     for event, row in rows.items():
         if row.args is None and row.category in (_ANNOTATION, _CPU_OP):
             row.elements = int(events.work[event])
+    _join_told(events, rows)
     _join_workers(events, rows)
     return _columns(events, strings, rows, groups)
 
@@ -408,13 +343,27 @@ def _join_annotations(events: Events, strings: Sequence[str], rows: dict[int, _R
             rows[kernel].kind = kind_of(strings[events.name[span]])
 
 
+def _join_told(events: Events, rows: dict[int, _Row]) -> None:
+    """Give gloo's worker ranges, which have no arguments, those of the event that says them (see `calls`)."""
+    told = [e for e, r in rows.items() if r.category == _ANNOTATION and not r.transfers and r.args is not None]
+    if not told:
+        return
+    spans: dict[int, _Spans] = {}
+    for event in sorted(e for e, r in rows.items() if r.category == _ANNOTATION and r.transfers):
+        spans.setdefault(int(events.track[event]), _Spans()).add(events, event)
+    for event in told:
+        on_track = spans.get(int(events.track[event]))
+        for worker in on_track.around(int(events.ts_ns[event]))[:1] if on_track is not None else []:
+            rows[worker].args = rows[worker].args or rows[event].args
+
+
 def _join_workers(events: Events, rows: dict[int, _Row]) -> None:
     """Gloo's worker ranges have no arguments: the k-th of a kind is the k-th operator of that kind, if counts agree."""
     workers: dict[int, list[int]] = {}
     enqueues: dict[int, list[int]] = {}
     for event in sorted(rows):
         row = rows[event]
-        if row.transfers and row.category == _ANNOTATION:
+        if row.transfers and row.category == _ANNOTATION and row.args is None:
             workers.setdefault(row.kind, []).append(event)
         elif not row.transfers and row.category == _CPU_OP and row.kind != _UNKNOWN:
             enqueues.setdefault(row.kind, []).append(event)
@@ -432,7 +381,7 @@ _DIRECTION = re.compile(r":(?:send|recv)\w* \d+(?:->|<-)(\d+)")
 
 def _uneven(args: Mapping[str, Any]) -> bool:
     for key in ("In split size", "Out split size"):
-        sizes, _ = _rank_list(args.get(key))
+        sizes, _ = rank_list(args.get(key))
         if len(set(sizes)) > 1:
             return True
     return False

@@ -34,7 +34,7 @@ from pathlib import Path
 
 from eroica.amend import Told, amend
 from eroica.bus import Commit, Prepare
-from eroica.captures import capture_path, summarize_capture
+from eroica.captures import OwnRing, capture_path, summarize_capture
 from eroica.commands import Frames, State, Unit
 from eroica.errors import DataError, EroicaError
 from eroica.ondemand import LONGEST_S, BySteps, ByTime, OnDemand
@@ -334,7 +334,7 @@ def _longest(places: Mapping[int, Place]) -> int:
     return max((place.per_iteration for place in places.values()), default=1)
 
 
-def take_in(trace: str, target: str, told: Told, host: str, samples: Samples | None) -> bytes | str:
+def take_in(trace: str, target: str, told: Told, host: str, samples: Samples | None, own: OwnRing) -> bytes | str:
     """Give a trace of Kineto's what the ring knows and its place among the captures, and reduce it; for a worker
     process. The summary, encoded, or why there is none."""
     try:
@@ -343,4 +343,4 @@ def take_in(trace: str, target: str, told: Told, host: str, samples: Samples | N
             os.replace(trace, target)
     except (DataError, OSError) as error:
         return str(error)
-    return summarize_capture(target, told.rank, told.world_size, host, samples)
+    return summarize_capture(target, told.rank, told.world_size, host, samples, own)

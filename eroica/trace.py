@@ -20,6 +20,7 @@ import numpy.typing as npt
 from eroica import communication, kineto, timeline, tracefiles
 from eroica.communication import CollectiveKind, CollectiveTable, Rule
 from eroica.errors import DataError
+from eroica.groups import Groups
 from eroica.job import ProcessGroup
 from eroica.records import Category, Damage, Losses, integer, text_of
 from eroica.tracefiles import TraceFile, TraceSet, find_traces
@@ -135,7 +136,7 @@ def read_trace(path: str | Path, *, rank: int | None = None, engine: str = "auto
     columns, new_row = _ordered(records.columns, losses)
     distributed = told.get("distributedInfo")
     distributed = distributed if isinstance(distributed, dict) else {}
-    groups = communication.Groups(distributed.get("pg_config"))
+    groups = Groups(distributed.get("pg_config"))
     strings = records.strings
     args = {int(new_row[row]): told for row, told in records.communication if new_row[row] >= 0}
     events = communication.Events(**{field.name: columns[field.name] for field in fields(communication.Events)})

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eroica import communication
+from eroica.groups import Groups
 from eroica.trace import Bools, Category, CollectiveKind, Float64s, Int64s, Samples, Trace
 from evals.base import AUTOGRAD, MAIN, Base, Names
 from evals.layouts import annotation_name, collective_name, kernel_name
@@ -330,7 +331,7 @@ def _trace(
         for g in (program.groups[index] for index in who.groups)
     ]
     # The product's own recognition, so that columns in memory are those that it reads from a file.
-    groups = communication.Groups(config)
+    groups = Groups(config)
     strings = list(base.names.table())
     events = communication.Events(
         ts_ns=columns[0],

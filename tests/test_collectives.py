@@ -70,10 +70,17 @@ def test_a_group_whose_members_disagree_is_not_joined_and_never_shifted_to_fit()
     assert "0-3" in joined.not_joinable[0] and "disagree" in joined.not_joinable[0]
 
 
+def test_an_operation_that_one_member_does_not_tell_is_that_of_the_others() -> None:
+    some = [h.ledger(h.Rank(samples=[h.Sample(0.1, check=check)])) for check in (5, 0, 5)]
+    assert join(some).members.tolist() == [3] * 8
+    torn = [*some, h.ledger(h.Rank(samples=[h.Sample(0.1, check=6)]))]
+    assert len(join(torn).not_joinable) == 1
+
+
 def test_a_torn_group_leaves_the_others_joined() -> None:
     other = Channel("0,1", "mesh_tp", 2)
     some = [
-        h.ledger(h.Rank(samples=[h.Sample(0.1, check=k), h.Sample(0.1 * (k + 1), channel=other)])) for k in range(2)
+        h.ledger(h.Rank(samples=[h.Sample(0.1, check=k + 1), h.Sample(0.1 * (k + 1), channel=other)])) for k in range(2)
     ]
     joined = join(some)
     assert len(joined.not_joinable) == 1 and {joined.channels[c].key for c in joined.channel} == {"0,1"}
@@ -181,6 +188,54 @@ def test_sends_and_receives_are_told_by_direction_on_both_sides() -> None:
         return ledger_of(events, rank).channels[0]
 
     assert told(1, CollectiveKind.SEND, 2) == told(2, CollectiveKind.RECV, 1) == Channel("1>2", "point to point", 2)
+
+
+def test_collectives_that_are_numbered_have_their_places_by_number_and_not_by_who_took_them_up_first() -> None:
+    def rank(first: int) -> Ledger:
+        starts = {0: 10 + first, 1: 11 - first}
+        events = [h.mark("ProfilerStep#3", 0, 100 * h.MS)]
+        events += [
+            h.mark(
+                "gloo:all_reduce",
+                starts[k] * h.MS,
+                (k + 1) * h.MS,
+                thread=f"worker {k}",
+                comm=h.Comm(sequence=k + 7, elements=100 * (k + 1)),
+            )
+            for k in range(2)
+        ]
+        return ledger_of(events)
+
+    joined = join([rank(0), rank(1)])
+    assert not joined.not_joinable and joined.transfer_s == pytest.approx([1e-3, 2e-3])
+
+
+def test_a_few_untold_operations_leave_those_that_are_told_joinable() -> None:
+    def rank(untold: str) -> Ledger:
+        events = [h.mark("ProfilerStep#3", 0, 100 * h.MS)]
+        told = h.Comm(sequence=1)
+        events.append(h.mark("gloo:all_reduce", 10 * h.MS, h.MS, thread="a", comm=told))
+        events.append(h.mark("gloo:all_reduce", 20 * h.MS, h.MS, thread="a", comm=told))
+        made = h.trace(events)
+        made.collectives.dtype[0] = -1 if untold else made.collectives.dtype[0]
+        made.collectives.in_elements[0] = -1 if untold else 1024
+        return summarize(made).ledger
+
+    joined = join([rank("first"), rank("")])
+    assert not joined.not_joinable and joined.members.tolist() == [2, 2]
+
+
+def test_a_collective_of_unknown_group_beside_known_ones_is_joined_with_nobodys() -> None:
+    def rank(number: int, others: int) -> Ledger:
+        events = [h.mark("ProfilerStep#3", 0, 100 * h.MS)]
+        events.append(h.mark("gloo:all_reduce", 10 * h.MS, h.MS, thread="a", comm=h.Comm(group=-1)))
+        events.append(h.mark("gloo:all_reduce", 20 * h.MS, h.MS, thread="b", comm=h.Comm(group=others)))
+        return ledger_of(events, number)
+
+    told = join([rank(0, others=0), rank(1, others=0)])
+    assert [told.channels[c].key for c in told.channel] == ["0-3"]
+    bare = join([rank(0, others=-1), rank(1, others=-1)])
+    assert [bare.channels[c].key for c in bare.channel] == ["default", "default"]
 
 
 def test_groups_are_told_by_their_members_whatever_each_process_calls_them() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eroica.probe.thrift import LOOK_EVERY, MOST, SHARE, STEP_HOOKS_NS, Thrift
+from eroica.probe.thrift import LOOK_EVERY, MOST, MOST_WHOLE_NS, SHARE, STEP_HOOKS_NS, Thrift
 
 STEP_NS = 100_000_000
 
@@ -87,3 +87,25 @@ def test_whatever_comes_the_recorded_steps_of_two_ranks_are_the_same_or_a_part(
         more, fewer = sorted((one, other), key=lambda thrift: thrift.one_step_in)
         for each in range(step, step + 2 * LOOK_EVERY):
             assert each & more.mask == 0 or each & fewer.mask != 0
+
+
+def test_in_a_window_all_steps_are_recorded_and_what_that_costs_changes_nothing() -> None:
+    thrift = Thrift()
+    step = _after(thrift, 100, call_ns=10_000, num_calls=100)
+    usual = thrift.one_step_in
+    assert usual > 1
+    thrift.begin_window(step * STEP_NS)
+    step = _after(thrift, 4, call_ns=1_000_000, num_calls=100, first=step)
+    assert (thrift.mask, thrift.one_step_in) == (0, usual)
+    thrift.end_window()
+    assert thrift.mask == usual - 1
+    _after(thrift, 100, call_ns=10_000, num_calls=100, first=step)
+    assert thrift.one_step_in == usual
+
+
+def test_a_window_whose_end_is_never_told_is_over_at_some_time() -> None:
+    thrift = Thrift()
+    step = _after(thrift, 100, call_ns=10_000, num_calls=100)
+    thrift.begin_window(step * STEP_NS)
+    _after(thrift, MOST_WHOLE_NS // STEP_NS // LOOK_EVERY + 2, call_ns=10_000, num_calls=100, first=step)
+    assert thrift.mask > 0

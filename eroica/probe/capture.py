@@ -36,6 +36,7 @@ from eroica.commands import Command, Frames, State, Unit, Verb, answer, parse
 from eroica.probe import weave
 from eroica.probe.fitting import fitted
 from eroica.probe.frames import Sampler
+from eroica.probe.thrift import Thrift
 from eroica.ring import CAPTURE, Ring, what
 
 FOLDER = "captures"
@@ -57,9 +58,11 @@ _FIRST_FRAME_ID = 1 << 40
 class Capture:
     """What one process knows of windows. All methods but `_write` and what it calls run on the training thread."""
 
-    def __init__(self, is_foreign: Callable[[TracebackType | None], bool]) -> None:
-        """`is_foreign`: whether an exception is one that a signal handler of the user raised in the midst of us."""
+    def __init__(self, is_foreign: Callable[[TracebackType | None], bool], thrift: Thrift) -> None:
+        """`is_foreign`: whether an exception is one that a signal handler of the user raised in the midst of us.
+        `thrift`: is told when windows begin and end."""
         self._is_foreign = is_foreign
+        self._thrift = thrift
         self.heard = 0
         """The mailbox word last acted upon."""
         self.has_begun = False
@@ -105,6 +108,7 @@ class Capture:
     def forked(self) -> None:
         """In a forked child: a loader's worker must not go on recording what its parent began."""
         window, self._window = self._window, None
+        self._thrift.end_window()
         self.is_open = False
         self._command = None
         if window is not None:
@@ -157,7 +161,10 @@ class Capture:
     def _obey(self, ring: Ring, command: Command, num_steps: int, num_nexts: int) -> None:
         known = self._command
         if command.verb == Verb.OUTSIDE:
+            self._thrift.begin_window(time.monotonic_ns())
             return
+        if self._window is None:
+            self._thrift.end_window()
         if command.verb == Verb.PREPARE:
             if self.is_open and known is not None and known.window != command.window and self._state != State.PREPARED:
                 ring.set(flight.ANSWER, answer(command.window, State.BUSY))
@@ -233,6 +240,7 @@ class Capture:
             self._enter(ring, State.UNABLE)
         else:
             window = self._window = _Window(ring, command, num_steps)
+            self._thrift.begin_window(time.monotonic_ns())
             window.begin(lambda: self._overdue(ring, window))
             window.marks.append((count, num_nexts, time.time_ns()))
             self.has_begun = True
@@ -270,6 +278,7 @@ class Capture:
     def _end(self, ring: Ring, window: _Window) -> None:
         """The steps are done: stop, and leave the file to the sampler's thread."""
         self._window = None
+        self._thrift.end_window()
         window.stop(ring, False)
         self._enter(ring, State.WRITING)
         self._writer = threading.Thread(target=self._write, args=(ring, window), name="eroica export", daemon=True)
@@ -295,6 +304,7 @@ class Capture:
             window.doom, window.deadline = state, 0.0
             return
         self._window = None
+        self._thrift.end_window()
         window.stop(ring, True)
         self._enter(ring, state)
 
@@ -309,6 +319,7 @@ class Capture:
             self._discard(ring, State.FAILED)
         if is_mine or window is None:
             self._window = None
+            self._thrift.end_window()
             with contextlib.suppress(Exception):
                 self._enter(ring, State.FAILED)
         if self._is_foreign(error.__traceback__):

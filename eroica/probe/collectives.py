@@ -10,7 +10,9 @@ much) it leaves a record too, and the end of it. Where pacing is on, the `gate` 
 begins after that.
 
 The end of a collective is told by the future of its work, on gloo; on NCCL asking would cost a synchronisation, so its
-records are `UNTIMED`. On gloo, sends, receives and reduce_scatter_base have no future either.
+records are `UNTIMED`. On gloo, sends, receives and reduce_scatter_base have no future either. Whoever tells it is one
+of the threads that run nothing but the collectives of one group, and the first time its number is noted: a trace shows
+what such a thread did and not for whom.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import hashlib
 import itertools
 import sys
 import weakref
-from _thread import get_native_id
+from _thread import get_ident, get_native_id
 from collections.abc import Callable
 from time import monotonic_ns
 from typing import Any
@@ -36,6 +38,7 @@ from eroica.ring import (
     DTYPES,
     ENTERED,
     HOLDS,
+    LOST_NOTES,
     NUM_BYTES,
     OPS,
     P2P,
@@ -103,6 +106,8 @@ class _Group:
         self.is_timed = is_timed
         """Its works have futures that tell the end: gloo."""
         self.line = line
+        self.threads: set[int] = set()
+        """By Python's number; those that have told an end."""
         self.messages = messages
         """Sends and receives are counted by direction and peer: no other rank takes part."""
         self.most_held_ns = min(MOST_DELAY_NS, _timeout_ns(group) // TIMEOUT_SHARE)
@@ -138,7 +143,7 @@ def _kernel(torch: Any, distributed: Any, name: str) -> Callable[..., Any]:
     untimed_kinds = what(P2P if is_message else COLLECTIVE, op, flags=UNTIMED)
     recorder, thrift, gate, exception = RECORDER, RECORDER.thrift, GATE, sys.exception
 
-    def follow(ring: Ring, number: int, begin_ns: int, line: _Line, sequence: int, result: Any) -> None:
+    def follow(ring: Ring, number: int, begin_ns: int, group: _Group, sequence: int, result: Any) -> None:
         """Have the future of the work tell when the collective is over."""
         nonlocal has_future
         work = unbox_work(result[-1] if isinstance(result, (tuple, list)) else result)
@@ -148,7 +153,7 @@ def _kernel(torch: Any, distributed: Any, name: str) -> Callable[..., Any]:
             has_future = False
             ring.end(number, UNSEEN, False)
             return
-        pending = recorder.pending
+        pending, line, threads = recorder.pending, group.line, group.threads
 
         def done(future: Any) -> None:
             # Runs before whoever waits for the work is woken: what it takes is time of the job.
@@ -162,7 +167,11 @@ def _kernel(torch: Any, distributed: Any, name: str) -> Callable[..., Any]:
                 ring.end(number, now_ns - begin_ns, raised)
                 if line.position:
                     ring.words[line.position + DONE] = sequence
-                recorder.tellers.add(get_native_id())
+                if get_ident() not in threads:
+                    recorder.tellers.add(get_native_id())
+                    noted = ring.note(thread=get_native_id(), works_for=f"{group.key:016x}")
+                    if noted or ring.get(LOST_NOTES):  # else somebody else was noting something
+                        threads.add(get_ident())
                 thrift.recorded_ns += monotonic_ns() - now_ns
             except Exception as error:
                 recorder.fail(error)
@@ -235,10 +244,10 @@ def _kernel(torch: Any, distributed: Any, name: str) -> Callable[..., Any]:
         except BaseException:
             _ended(ring, number, begin_ns, True)
             raise
-        if is_timed:
+        if is_timed and group is not None:
             try:
                 handed_ns = monotonic_ns()
-                follow(ring, number, begin_ns, line, sequence, result)
+                follow(ring, number, begin_ns, group, sequence, result)
                 thrift.recorded_ns += monotonic_ns() - handed_ns
             except Exception as error:
                 recorder.fail(error)

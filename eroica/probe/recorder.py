@@ -64,10 +64,10 @@ class Recorder:
         """Records whose end a thread of the process group will tell."""
         self.tellers: set[int] = set()
         """Those threads, as the kernel numbers them."""
-        self.capture = Capture(_is_from_signal_handler)
-        """Windows that an agent asks for."""
         self.thrift = Thrift()
         """What the hooks cost, and in which steps collectives are recorded."""
+        self.capture = Capture(_is_from_signal_handler, self.thrift)
+        """Windows that an agent asks for."""
         self.environment = Environment()
         self._arming = allocate_lock()
         self._is_watching = False
