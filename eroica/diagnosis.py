@@ -54,13 +54,14 @@ from eroica.job import format_missing, format_ranks
 from eroica.levels import common_excess, does_other_work, heavy_roles, idle_excesses, input_bound
 from eroica.localization import EFFECT_FLOOR, EXPECTED_BETA, Localization, Roles, localize_stacked, roles_of
 from eroica.moving import settled
-from eroica.network import slow_transfers, stalls
+from eroica.network import slow_transfers
 from eroica.noted import is_self_inflicted, noted_steps
 from eroica.overheads import standing_costs
 from eroica.pace import EFFECT
 from eroica.pattern import Stacked
 from eroica.placement import placed
 from eroica.rotation import common_peaks, rotating_excess
+from eroica.stalls import stalls
 from eroica.transfers import network_draft
 
 LEAST_EXPLAINED = 0.05

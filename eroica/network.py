@@ -1,28 +1,27 @@
-"""Slow transfers, always or in single steps: which groups, and what they share: a host, a link between two hosts, or
-the job-wide fabric.
+"""Slow transfers: which groups, and what they share: a host, a link between two hosts, or the job-wide fabric.
 
 The transfer of a collective is what remains when its members' waiting is taken out, so a rank that is slow elsewhere
 does not make it long. Groups of the same shape (same operations, sizes and member counts) are each other's reference;
 a lone group has only its own healthy window. A host is named when all groups through it are slow and no other is; a
 link when all groups over both of its hosts are slow and neither host is slow elsewhere. Groups that stay within a host
 are explained by its devices in the same way. What groups cannot tell apart is said to be undecided; `wires` may know
-more. Used by `diagnosis`.
+more. Transfers that are slow in single steps: `stalls`. Used by `diagnosis`.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
 import numpy.typing as npt
 
 from eroica.collectives import Float64s, Joined
-from eroica.context import Recurrence
 from eroica.localization import EFFECT_FLOOR
 from eroica.pattern import Stacked
+from eroica.turning import since, turn_of
 
 SLOWER = 1.15
 """A group's transfers must be this much longer than its siblings' at the median: shared links make a few percent
@@ -57,6 +56,8 @@ class SlowTransfer:
     steps: str = "stable"
     """"rotating": in single steps; "every N": at equal distances."""
     share_of_steps: float = 1.0
+    since: int | None = None
+    """The step within the window from which on they are slow; None = in all of it."""
 
 
 Operation = tuple[int, ...]
@@ -194,6 +195,9 @@ def _exposed_transfers(joined: Joined, channels: npt.NDArray[np.int32]) -> Float
 
 def slow_transfers(stacked: Stacked, baseline: Stacked | None, iteration_s: float) -> list[SlowTransfer]:
     """Slow channels, gathered by what they share. Empty where nothing is slow or nothing can be compared."""
+    turn = turn_of(stacked, float(np.median(baseline.iteration_s))) if baseline is not None and len(baseline) else None
+    if turn is not None:
+        stacked = since(stacked, turn)
     lanes = lanes_of(stacked)
     families: dict[tuple[object, ...], list[Lane]] = defaultdict(list)
     for lane in lanes:
@@ -213,7 +217,7 @@ def slow_transfers(stacked: Stacked, baseline: Stacked | None, iteration_s: floa
         keys = {lane.channel: stacked.joined.channels[lane.channel].key for lane in lanes}
         grown, steady = _against_baseline([lane for lane in lanes if lane.channel not in named], before, keys)
         transfers.extend(_explain_all(stacked, grown, steady, "baseline"))
-    return [t for t in transfers if t.seconds >= EFFECT_FLOOR * iteration_s]
+    return [replace(t, since=turn) for t in transfers if t.seconds >= EFFECT_FLOOR * iteration_s]
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,7 +399,7 @@ def _explain(stacked: Stacked, slow: Sequence[_Slow], quick: Sequence[Lane], ref
         mine = [item for item in left if item.lane.hosts.issuperset(best)]
         undecided = ""
         scope = "host" if len(best) == 1 else "link"
-        if scope == "host" and any(len(rival) == 1 for rival in rivals):
+        if scope == "host" and rivals:
             shared = frozenset.intersection(*(item.lane.hosts for item in mine))
             if len(shared) == 2:
                 best, scope = (min(shared), max(shared)), "link"
@@ -404,11 +408,10 @@ def _explain(stacked: Stacked, slow: Sequence[_Slow], quick: Sequence[Lane], ref
                     "cannot be told apart"
                 )
             else:
-                explained.append(
-                    _transfer(
-                        stacked, left, "group", (), reference, "several hosts are in all slow groups and in no other"
-                    )
-                )
+                several = "several hosts are in all slow groups and in no other"
+                ways = f"the slow groups cross the same hosts: the card of {best[0]} and its ways to them may be it"
+                text = several if any(len(rival) == 1 for rival in rivals) else ways
+                explained.append(_transfer(stacked, left, "group", (), reference, text))
                 break
         if scope == "link" and not undecided and any(len(rival) == 2 for rival in rivals):
             text = "several pairs of hosts are in all slow groups and in no other"
@@ -422,49 +425,6 @@ def _explain(stacked: Stacked, slow: Sequence[_Slow], quick: Sequence[Lane], ref
 def _rival(one: frozenset[int], other: frozenset[int]) -> bool:
     """Whether two places explain as many slow lanes, of which some are the same."""
     return len(one) == len(other) and not one.isdisjoint(other)
-
-
-STALL = 1.5
-"""A step in which nobody works sticks out if it lasts for so many usual ones, as in `context.SLOW_STEP`."""
-FEW_STALLS = 3
-"""Fewer are hiccups, unless the series says that they recur."""
-
-
-def stalls(stacked: Stacked, recurrence: Recurrence | None, iteration_s: float) -> SlowTransfer | None:
-    """Single steps in which all ranks stand in communication for long and none works: the network stalled, not a rank.
-
-    For jobs on several hosts: on one host whatever takes its cores does the same. None if there are no such steps, or
-    too few to be more than hiccups.
-    """
-    if len(set(stacked.hosts) - {""}) < 2 or stacked.own_s.shape[1] < 4:
-        return None
-    together = np.nanmin(stacked.exposed_s + stacked.waiting_s, axis=0)
-    usual = float(np.nanmedian(together))
-    excess = np.nan_to_num(together - usual)
-    hit = np.flatnonzero(excess > (STALL - 1) * iteration_s)
-    if len(hit) < FEW_STALLS:
-        known = recurrence.steps if recurrence is not None else np.empty(0, np.int64)
-        hit = hit[np.isin(stacked.steps[hit], known)]
-    if not len(hit):
-        return None
-    crossing = [lane for lane in lanes_of(stacked) if len(lane.hosts) > 1]
-    if not crossing:
-        return None
-    mean_s = float(excess[hit].sum()) / len(excess)
-    period = recurrence.period if recurrence is not None else None
-    return SlowTransfer(
-        scope="group",
-        hosts=(),
-        channels=tuple(lane.channel for lane in crossing),
-        ranks=np.unique(np.concatenate([lane.ranks for lane in crossing])),
-        seconds=mean_s,
-        ratio=float(np.median(together[hit]) / max(usual, 1e-9)),
-        reference="other steps",
-        on_one_host=False,
-        undecided="durations alone do not tell which host or link stalls",
-        steps=f"every {period}" if period else "rotating",
-        share_of_steps=len(hit) / len(excess),
-    )
 
 
 def _transfer(

@@ -35,7 +35,8 @@ def network_draft(
     groups = f"group{'s' if len(names) > 1 else ''} {shown}"
     if slow.steps == "stable":
         reference = "those of groups of the same shape" if slow.reference == "siblings" else "in the healthy window"
-        text = f"transfers of {groups} take {slow.ratio:.2f} times as long as {reference}"
+        when = "" if slow.since is None else f"from step {slow.since} of the window on "
+        text = f"{when}transfers of {groups} take {slow.ratio:.2f} times as long as {reference}"
     else:
         text = (
             f"in {slow.share_of_steps:.0%} of the steps all ranks stand in communication at once, {slow.ratio:.1f} "

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from eroica.collectives import Channel
 from eroica.context import Context, Recurrence
 from eroica.diagnosis import diagnose
-from eroica.network import SlowTransfer, slow_transfers, stalls
+from eroica.network import SlowTransfer, slow_transfers
 from eroica.pattern import Stacked, stack
+from eroica.stalls import stalls
 from eroica.wires import Card, Way, Wires
 from tests import handmade as h
 
@@ -111,6 +112,34 @@ def test_one_job_wide_group_is_slow_only_by_its_past_and_names_no_host() -> None
     assert transfer.ranks.tolist() == list(everyone)
 
 
+def test_a_window_in_whose_midst_transfers_become_slow_is_told_by_its_slow_part() -> None:
+    everyone = tuple(range(8))
+
+    def window(slow_from: int, num: int = 12) -> Stacked:
+        made = []
+        for rank in range(8):
+            lengths = [1.0 if step < slow_from else 1.4 for step in range(num)]
+            told = h.summary(
+                rank,
+                h.Rank(host=HOSTS[rank // 2], length=lengths, samples=[h.Sample(FAST, channel=h.everyone(8))]),
+                world_size=8,
+                num_steps=num,
+            )
+            late = told.ledger.step >= slow_from
+            durations = np.where(late, np.float32(FAST + 0.4), told.ledger.duration_s).astype(np.float32)
+            made.append(replace(told, ledger=replace(told.ledger, duration_s=durations, sample_exposed_s=durations)))
+        return stack(made)
+
+    healthy = window(12)
+    assert slow_transfers(window(11), healthy, 1.0) == []
+    for turn in (5, 7):
+        (transfer,) = slow_transfers(window(turn), healthy, 1.2)
+        assert (transfer.since, transfer.scope, transfer.ranks.tolist()) == (turn, "group", list(everyone))
+        assert transfer.ratio == pytest.approx(5.0, rel=1e-3) and transfer.seconds == pytest.approx(0.4, rel=1e-3)
+    (whole,) = slow_transfers(window(0), healthy, 1.4)
+    assert whole.since is None
+
+
 def test_a_group_of_a_job_on_one_host_is_slowed_by_no_network() -> None:
     everyone = tuple(range(8))
     slow, quick = (replace(stacked({everyone: (length,) * 8}), hosts=("A",) * 8) for length in (SLOW, FAST))
@@ -135,6 +164,22 @@ def test_renaming_hosts_renames_the_answer(order: list[str]) -> None:
     quick = " ".join("".join(sorted(renamed[x] for x in pair)) for pair in ("AB", "CD", "AC", "BD", "AD", "BC"))
     (transfer,) = found(crossing(slow, quick))
     assert transfer.hosts == (renamed["A"],)
+
+
+def test_a_host_that_all_slow_rings_cross_with_the_same_others_is_not_told_from_its_ways_to_them() -> None:
+    def window(length: float) -> Stacked:
+        rings = {(0, 2, 4): (length,) * 3, (1, 3, 5): (length,) * 3}
+        return stacked({**rings, (0, 1, 2, 3): (FAST,) * 4})
+
+    (transfer,) = slow_transfers(window(SLOW), window(FAST), 1.0)
+    assert (transfer.scope, transfer.hosts) == ("group", ("A", "B", "C"))
+    assert "the card of C and its ways" in transfer.undecided
+
+
+def test_a_slow_pair_of_a_host_that_meets_no_other_is_its_link_or_its_end() -> None:
+    made = stacked({(0, 6): (SLOW, SLOW), (1, 2): (FAST, FAST), (3, 4): (FAST, FAST), (2, 5): (FAST, FAST)})
+    (transfer,) = found(made)
+    assert (transfer.scope, transfer.hosts) == ("link", ("A", "D")) and transfer.undecided
 
 
 def test_groups_that_stay_within_hosts_exonerate_no_card() -> None:
