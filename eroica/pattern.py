@@ -171,10 +171,15 @@ def _texts(trace: Trace, path: CriticalPath) -> tuple[Int32s, list[tuple[str, st
             pair = (int(kind), int(group))
             if pair not in label:
                 known = trace.groups[group] if group >= 0 else None
-                where = "" if known is None else f" [{known.description or known.name}]"
+                where = "" if known is None else f" [{_group_name(known)}]"
                 label[pair] = table.setdefault((CollectiveKind(kind).name.lower() + where, None), len(table))
             ids[r] = label[pair]
     return ids, list(table)
+
+
+def _group_name(group: ProcessGroup) -> str:
+    """What ranks of like groups call them alike: torch numbers groups that nobody has described."""
+    return group.description or (f"group of {group.size}" if group.size else group.name)
 
 
 def _locations(trace: Trace, frames: Int32s) -> tuple[Int32s, list[str | None], list[str | None]]:

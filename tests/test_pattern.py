@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eroica.critical_path import Activity
+from eroica.job import ProcessGroup
 from eroica.names import Phase
 from eroica.pattern import MAX_FUNCTIONS, Function, Summary, stack, summarize
 from eroica.trace import Samples
@@ -85,6 +86,14 @@ def test_counters_stand_before_what_the_trace_holds() -> None:
     clock = counters(sm_clock_ratio=[1.0, 0.7, 0.7, 0.7, 0.7, 1.0, 1.0, 1.0, 1.0, 1.0])
     made = row(summary_of(h.kernel("gemm", 10 * h.MS, 31 * h.MS, occupancy=0.1), samples=clock), "gemm")
     assert made["mu"] == pytest.approx(0.7) and MU_SOURCES[int(made["source"])] == "sm_clock"
+
+
+def test_ranks_of_like_groups_that_nobody_has_described_have_one_function() -> None:
+    def told(name: str, ranks: tuple[int, ...]) -> str:
+        events = [h.mark("ProfilerStep#0", 0, 100 * h.MS), h.kernel("nccl", 0, 90 * h.MS, comm=h.Comm())]
+        return summarize(h.trace(events, groups=[ProcessGroup(name, "", ranks, 2)])).patterns.functions[0].name
+
+    assert told("17", (0, 1)) == told("23", (2, 3)) == "all_reduce [group of 2]"
 
 
 def test_a_collectives_waiting_falls_out_of_its_utilisation() -> None:
