@@ -168,8 +168,8 @@ def test_renaming_hosts_renames_the_answer(order: list[str]) -> None:
 
 def test_a_host_that_all_slow_rings_cross_with_the_same_others_is_not_told_from_its_ways_to_them() -> None:
     def window(length: float) -> Stacked:
-        rings = {(0, 2, 4): (length,) * 3, (1, 3, 5): (length,) * 3}
-        return stacked({**rings, (0, 1, 2, 3): (FAST,) * 4})
+        groups: dict[tuple[int, ...], tuple[float, ...]] = {ring: (length,) * 3 for ring in ((0, 2, 4), (1, 3, 5))}
+        return stacked(groups | {(0, 1, 2, 3): (FAST,) * 4})
 
     (transfer,) = slow_transfers(window(SLOW), window(FAST), 1.0)
     assert (transfer.scope, transfer.hosts) == ("group", ("A", "B", "C"))
