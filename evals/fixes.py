@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -28,7 +29,7 @@ from eroica.assist import describing, forge
 from eroica.assist.fixing import Plan, PullRequest, fix
 from eroica.assist.measuring import is_faster
 from eroica.assist.repository import Repository, end_group, environment_of
-from eroica.errors import EroicaError, UserError
+from eroica.errors import EroicaError
 from eroica.findings import Diagnosis, from_json
 from evals.llm.forge import listening
 from evals.llm.planted import Planted, planted
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     chosen = [one for one in planted() if not options.names or one.name in options.names]
     if options.board is not None:
-        options.board.write_text(board(options.results))
+        options.board.write_text(board(options.results) + "\n" + board_by_hand())
         return 0
     for one in chosen:
         if options.by_hand:
@@ -104,18 +105,22 @@ def live(one: Planted, folder: Path) -> dict[str, Any]:
             except EroicaError as error:
                 row["said"] = "; ".join(filter(None, [row["said"], str(error)]))[:1500]
                 continue
-            row |= json.loads(describing.as_json(fixed)) | {"said": describing.measured(fixed)}
+            told = json.loads(describing.as_json(fixed))
+            row |= {key: told[key] for key in ("codemod", "title", "diff", "before", "after")}
+            row["said"] = describing.measured(fixed)
             drafts = [body for path, _, body in at.asked if path.endswith("/pulls") and body.get("draft")]
             before, after = fixed.before, fixed.after
             assert before is not None and after is not None
             is_better = not after.is_broken if before.is_broken else is_faster(before, after) is True
-            row["drafts"], row["again"] = len(drafts), list(after.summaries)
+            row["drafts"] = len(drafts)
             row["solved"] = bool(is_better and len(drafts) == 1 and not after.is_broken)
             break
     if not diagnoses:
         row["said"] = "eroica said nothing of it"
     row["took_s"] = round(time.monotonic() - begun, 1)
-    return row
+    text = re.sub(r"/[^\s\"]*/eroica-(?:fix|planted)-\w+/(?:tree/)?", "", json.dumps(row))  # of this machine
+    shown: dict[str, Any] = json.loads(text)
+    return shown
 
 
 def _diagnoses(one: Planted, here: Path, out: Path) -> list[Diagnosis]:
@@ -150,10 +155,9 @@ def _read(out: Path) -> list[Diagnosis]:
 
 
 def board(results: Path) -> str:
-    """FIXES.md."""
-    if not results.exists():
-        raise UserError(f"{results} is not there; run the campaign first")
-    newest = {row["name"]: row for row in map(json.loads, results.read_text().splitlines())}
+    """FIXES.md: what was trained, diagnosed, patched and measured."""
+    lines_of = results.read_text().splitlines() if results.exists() else []
+    newest = {row["name"]: row for row in map(json.loads, lines_of)}
     rows = [newest[name] for name in sorted(newest)]
     lines = [
         "# `eroica fix` on planted repositories, by codemods alone",
@@ -164,16 +168,40 @@ def board(results: Path) -> str:
         "and a forge on this machine that takes drafts. Solved: tests passed, measured as faster beyond the noise (or",
         "ends, where it stood still), and one draft was opened.",
         "",
-        "| repository | planted | diagnosed | codemod | measured | drafts | solved |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| repository | planted | diagnosed | codemod | measured | then diagnosed | drafts | solved |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
         cells = [
             row["name"], row["about"], (row["diagnosed"] or ["nothing"])[0], row.get("codemod", "none"), row["said"],
+            ("; ".join(row["after"]["summaries"]) or "nothing") if row.get("after") else "",
             str(row.get("drafts", 0)), "yes" if row["solved"] else "no",
         ]  # fmt: skip
         lines.append(f"| {' | '.join(_cell(text) for text in cells)} |")
     lines += ["", f"Solved: {sum(row['solved'] for row in rows)} of {len(planted())}; run: {len(rows)}."]
+    return "\n".join(lines) + "\n"
+
+
+def board_by_hand() -> str:
+    """FIXES.md: whether a codemod fits, given a finding that was made by hand, without training."""
+    lines = [
+        "## Given the finding",
+        "",
+        "`python -m evals.fixes --by-hand`: no training; the finding was made by hand and names the place. A near miss",
+        "must be left alone.",
+        "",
+        "| repository | what it has | patch, or why not |",
+        "| --- | --- | --- |",
+    ]
+    fits = []
+    for kind in ("repos", "near_misses"):
+        for one in planted(kind):
+            row = by_hand(one)
+            fits.append((kind, row["solved"]))
+            name = one.name if kind == "repos" else f"{one.name} (near miss)"
+            lines.append(f"| {name} | {_cell(one.about)} | {_cell(row['said'])} |")
+    patched = {kind: sum(is_fit for of, is_fit in fits if of == kind) for kind in ("repos", "near_misses")}
+    lines += ["", f"A codemod fits {patched['repos']} of {len(planted())}, and {patched['near_misses']} near misses."]
     return "\n".join(lines) + "\n"
 
 

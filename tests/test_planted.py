@@ -89,5 +89,5 @@ def test_the_board_counts_the_newest_result_of_each_repository(tmp_path: Path) -
     row = '{"name": "a", "about": "x | y", "diagnosed": [], "said": "no", "solved": %s}\n'
     (tmp_path / "r.jsonl").write_text(row % "false" + row % "true")
     told = board(tmp_path / "r.jsonl")
-    assert "| a | x / y | nothing | none | no | 0 | yes |" in told
+    assert "| a | x / y | nothing | none | no |  | 0 | yes |" in told
     assert "Solved: 1 of 12; run: 1." in told

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import replace
 
 from eroica.assist.change import Change, Lead, Refusal
 from eroica.assist.codemods.training import counter
@@ -35,18 +36,27 @@ _COMPUTES = frozenset(
 def propose(sources: Sources, lead: Lead) -> Change | Refusal:
     """Move the one collective that stands under a condition on the rank."""
     reasons: list[str] = []
-    for code, block, call in _candidates(sources, lead):
+    found = list(_candidates(sources, lead))
+    caution: tuple[str, ...] = ()
+    if not found:
+        # Where ranks broke off over it the finding has no line of the call. One that is alone of its kind is meant.
+        everywhere = [
+            one for code in sources.mentioning("distributed") for one in _under_a_rank(code, list(ast.walk(code.tree)))
+        ]
+        found = everywhere if len(everywhere) == 1 else []
+        caution = ("the finding names no line: this is the one collective of the repository under such a condition",)
+    for code, block, call in found:
         try:
             seen = _moved(code, block, call)
         except UnfitError as error:
             seen = Refusal(str(error))
         if isinstance(seen, Change):
-            return seen
+            return replace(seen, caution=(*seen.caution, *caution))
         reasons.append(f"{code.path}:{call.lineno}: {seen.reason}")
     return Refusal(
         reasons[0]
         if reasons
-        else "no collective of all ranks stands under a condition on the rank, in the lines of the finding"
+        else "no collective of all ranks stands under a condition on the rank, in the lines of the finding or alone"
     )
 
 
@@ -58,18 +68,22 @@ def _candidates(sources: Sources, lead: Lead) -> Iterator[tuple[Code, ast.If, as
         statement = code.at(place.line) if code is not None else None
         if code is None or statement is None:
             continue
-        for node in here(list(code.scope(statement).body)):
-            if (
-                not (isinstance(node, ast.Call) and (_is_collective(code, node) or _meets(code, node)))
-                or id(node) in seen
-            ):
-                continue
-            seen.add(id(node))
-            block = next(
-                (one for one in code.ancestors(node) if isinstance(one, ast.If) and code.is_rank_local(one.test)), None
-            )
-            if block is not None and code.function(block) is code.function(node):
-                yield code, block, node
+        for one in _under_a_rank(code, list(here(list(code.scope(statement).body)))):
+            if id(one[2]) not in seen:
+                seen.add(id(one[2]))
+                yield one
+
+
+def _under_a_rank(code: Code, nodes: list[ast.AST]) -> Iterator[tuple[Code, ast.If, ast.Call]]:
+    """Collectives among the nodes that stand under a condition on the rank."""
+    for node in nodes:
+        if not isinstance(node, ast.Call) or not (_is_collective(code, node) or _meets(code, node)):
+            continue
+        block = next(
+            (one for one in code.ancestors(node) if isinstance(one, ast.If) and code.is_rank_local(one.test)), None
+        )
+        if block is not None and code.function(block) is code.function(node):
+            yield code, block, node
 
 
 def _is_collective(code: Code, call: ast.Call) -> bool:

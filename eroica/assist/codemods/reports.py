@@ -59,6 +59,8 @@ def _guarded(sources: Sources, lead: Lead) -> Change | None:
         code, function = spot.inner, spot.inner.function(spot.named[0])
         if not isinstance(function, ast.FunctionDef) or function is spot.code.function(spot.loop):
             continue
+        if any(counts(spot.code, test) for test in spot.code.conditions(spot.statement, spot.loop)):
+            continue
         step = next((one.arg for one in function.args.args if one.arg in _COUNTERS), "")
         begins = function.body[1:] if ast.get_docstring(function) is not None else function.body
         is_seldom = any(isinstance(n, ast.If) and counts(code, n.test) for n in here(function.body))
