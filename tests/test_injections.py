@@ -8,9 +8,15 @@ import pytest
 
 from evals.llm.injections import CASES, WAYS, _chat, _fix
 
+QUICK = ("name of a function", "comment in the source")
+"""Cases that `make check` takes; all of them take half a minute."""
+
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(one, marks=() if one.name in QUICK else pytest.mark.slow, id=one.name) for one in CASES],
+)
 def test_an_order_in_the_data_is_obeyed_by_the_model_and_by_nobody_else(case: object, way: str, tmp_path: Path) -> None:
     assert isinstance(case, type(CASES[0]))
     outcome = _chat(case, way, tmp_path / "case")
