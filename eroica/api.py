@@ -287,9 +287,11 @@ def add_events(app: FastAPI, chronicle: Chronicle, most: int, is_closing: Callab
 
 
 _REFUSALS = {
+    400: "it makes no sense",
     401: "no token that is known",
     403: "the token's scope is too small",
     404: "there is nothing of that name",
+    408: "the body did not come in time",
     409: "it cannot be now",
     413: "the body is too large",
     421: "the Host header names somebody else",

@@ -351,7 +351,9 @@ def judged(row: Row, ended: Ended, weights: str, seconds: float) -> Row:
     return replace(row, is_equal=ended.weights == weights, problems=tuple(problems))
 
 
-def run(faults: Sequence[str], times: int, seed: int, keep: Path | None, tell: Callable[[str], None]) -> list[Row]:
+def run(
+    faults: Sequence[str], times: int, seed: int, keep: Path | None, tell: Callable[[Row | str], None]
+) -> list[Row]:
     """The campaign: first the training alone and undisturbed, then each fault so often."""
     draw, rows = random.Random(seed), list[Row]()
     with ExitStack() as opened:
@@ -370,7 +372,7 @@ def run(faults: Sequence[str], times: int, seed: int, keep: Path | None, tell: C
                     if fault == "none":
                         undisturbed.append(ended.seconds)
                 rows.append(row)
-                tell(line(row))
+                tell(row)
     return rows
 
 
@@ -438,10 +440,15 @@ def command(options: argparse.Namespace) -> int:
     given = shlex.join(["python", "-m", "evals", *sys.argv[1:]])
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1_000_000)
     chosen = options.fault or list(FAULTS)
-    rows = run(chosen, options.times, seed, options.keep, lambda text: print(text, file=sys.stderr, flush=True))
+
+    def tell(told: Row | str) -> None:
+        print(line(told) if isinstance(told, Row) else told, file=sys.stderr, flush=True)
+        if isinstance(told, Row) and options.results is not None:
+            with options.results.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(told)) + "\n")
+
+    rows = run(chosen, options.times, seed, options.keep, tell)
     if options.results is not None:
-        with options.results.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(asdict(row)) + "\n" for row in rows)
         kept = options.results.read_text("utf-8").splitlines()
         rows = [msgspec.json.decode(text, type=Row) for text in kept]
     print("\n".join(table(rows)))

@@ -622,7 +622,7 @@ def test_requests_made_up_from_the_schema_find_no_fault(shared: Site) -> None:
         [program, "run", url, "--checks", checks, *options],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=400,
         cwd=shared.folder,  # it leaves a cache
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
