@@ -436,6 +436,8 @@ def command(options: argparse.Namespace) -> int:
             raise StuckError(f"no harm is called {name}; there are {', '.join(FAULTS)}")
     if options.keep is not None:
         options.keep.mkdir(parents=True, exist_ok=True)
+    # Whoever ends us finds nothing left: no database, no disk, no folder.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     began = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     given = shlex.join(["python", "-m", "evals", *sys.argv[1:]])
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1_000_000)
