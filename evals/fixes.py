@@ -35,7 +35,7 @@ from evals.llm.forge import listening
 from evals.llm.planted import Planted, planted
 
 ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "evals" / "results" / "fixes.jsonl"
+RESULTS = ROOT / "evals" / "llm" / "fixes.jsonl"
 TIMES = 4
 """How much longer a training is diagnosed than it is measured: eroica looks at a window after warm-up."""
 DIAGNOSE_S, LIMIT_S = 150.0, 90.0
