@@ -86,6 +86,8 @@ class Excess:
     """Scope "all": how much it is, where there is no past to compare it with."""
     advice: str = ""
     """"" = what the cause advises."""
+    is_diffuse: bool = False
+    """Scope "all": host work takes longer in no one function, and why is not known."""
 
 
 def reference(own_s: Float64s, floor_s: float) -> tuple[float, Float64s]:
@@ -173,13 +175,14 @@ def stable_rises(stacked: Stacked, roles: Roles, where: Localization, iteration_
                 if noisy and operator_ratio(stacked, members[m : m + 1], others) >= MORE_OPERATORS:
                     noisy = False  # it has more to do: that is no preemption
                 contended = busy_thread(stacked, members[m : m + 1], others) if noisy else ""
+                effect = HOST_CONTENDED_EFFECT if contended else HOST_DIFFUSE_EFFECT
+                is_large = rise >= max(limit, effect * iteration_s)
                 if noisy and (activity != Activity.PYTHON or single == 0 or contended):
-                    effect = HOST_CONTENDED_EFFECT if contended else HOST_DIFFUSE_EFFECT
-                    if rise < max(limit, effect * iteration_s):
+                    if not is_large:
                         continue
                 elif noisy and single < 0.6 * rise:
-                    # One function stands out of a rank that is slower all over: it alone is the finding.
-                    rise = single
+                    # One function stands out of a rank that is a little slower all over: it alone is the finding.
+                    rise = rise if is_large else single
                 elif rise <= limit and single < 0.6 * rise:
                     continue
                 over = stacked.own_s[row] - usual

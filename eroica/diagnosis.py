@@ -388,8 +388,9 @@ def _drafts(
             drafts.extend(
                 with_records(stacked, excess_draft(stacked, e, pricer, iteration_s), context)
                 for e in common_excess(stacked, context.baseline, iteration_s, changed, recurs=recurrence is not None)
-                # "Unknown" helps nobody beside a finding, and would stand above it: it is told where nothing else is.
+                # What helps nobody beside a finding is told where nothing else is; "unknown" would even stand above it.
                 if (e.activity not in moving if e.activity is not None else not drafts)
+                and not (e.is_diffuse and priced >= e.seconds)
             )
         common_rises = [d for d in drafts if d.scope == "all" and d.steps == "stable"]
         if common_rises and gap > 0 and is_self_inflicted(context, stacked.steps):

@@ -230,7 +230,9 @@ def common_excess(
         cause = _common_cause(stacked, baseline, activity, rise, is_spot)
         if cause.cause == "unknown":
             cause = _by_version(cause, changed)
-        found.append(Excess(everyone, "all", "stable", activity, grown, rise, min(rise / gap, 1.0), 1.0, cause))
+        is_diffuse = activity in _NOISY and not is_spot and cause.cause in ("unknown", "host_python")
+        excess = Excess(everyone, "all", "stable", activity, grown, rise, min(rise / gap, 1.0), 1.0, cause)
+        found.append(replace(excess, is_diffuse=is_diffuse))
     if launches_block(stacked, everyone) and not launches_block(baseline, np.arange(len(baseline), dtype=np.intp)):
         found = _blocked(found)
     exposed = _exposed(stacked, baseline, gap, iteration_s, changed)

@@ -78,6 +78,18 @@ def test_what_half_of_the_ranks_do_longer_is_not_told_of_all(num_slow: int) -> N
     assert (Activity.PYTHON in {excess.activity for excess in found}) == (num_slow == 3)
 
 
+def test_python_that_takes_longer_in_no_one_function_is_told_only_where_nothing_dearer_is_found() -> None:
+    many = [Function(Activity.PYTHON, f"part{n}", f"train.py:{n}", f"train.py:{n}") for n in range(20)]
+    usual = USUAL | dict.fromkeys(many, 0.0010)
+    longer = usual | dict.fromkeys(many, 0.0022)
+    now = job(4, longer, idle=0.040)
+    alone = compared(now, job(4, usual))
+    assert [(f.scope, f.cause) for f in alone.findings] == [("all", "host_python")]
+    now[1] = replace(job(4, longer | {FETCH: 0.034}, idle=0.010)[1])
+    beside = compared(now, job(4, usual))
+    assert [(f.scope, f.cause, f.ranks) for f in beside.findings] == [("rank", "input_pipeline", "1")]
+
+
 @SIZES
 def test_a_job_as_fast_as_when_it_was_healthy_is_healthy(size: int) -> None:
     made = compared(job(size, USUAL), job(size, USUAL | {MATMUL: 0.0605}))

@@ -89,6 +89,28 @@ def test_ranks_that_want_for_the_same_core_in_different_functions_are_one_findin
     assert (finding.cause, finding.scope, finding.ranks) == ("cpu_contention", "rank", "2-3")
 
 
+def test_a_rank_slowed_all_over_is_slowed_all_over_though_one_of_its_functions_stands_out() -> None:
+    many = [Function(Activity.PYTHON, f"part{n}", f"train.py:{n}", f"train.py:{n}") for n in range(20)]
+    ranks = []
+    for rank in range(4):
+        is_slow = rank >= 2
+        spent = dict.fromkeys(many, 0.04 if is_slow else 0.022) | ({FORWARD: 0.09} if rank == 2 else {FORWARD: 0.03})
+        own = sum(spent.values())
+        ranks.append(
+            h.Rank(
+                own=own,
+                length=1.0,
+                samples=[h.Sample(1.0 - own, work_before=own, channel=h.everyone(4))],
+                functions=spent,
+                mu=dict.fromkeys(spent, 0.3 if is_slow else 0.95),
+                mu_source=MU_SOURCES.index("cpu_granted"),
+                has_device=False,
+            )
+        )
+    (finding,) = diagnose(stack(h.job(ranks))).findings
+    assert (finding.cause, finding.ranks) == ("cpu_contention", "2-3")
+
+
 def test_a_rank_that_waits_on_a_core_of_its_own_is_named() -> None:
     hosts = {"a": host("a", [str(core) for core in range(8)])}
     (finding,) = said(hosts, [5]).findings
