@@ -21,11 +21,13 @@ from eroica.background import context_of
 from eroica.blame import is_host_only
 from eroica.commands import Frames
 from eroica.conductor import Conductor, Mode, View
+from eroica.context import Context
 from eroica.coordinator import GONE, Coordinator, Look, Policy, Window, missing_note
 from eroica.degradation import Change, Limits, Trigger
 from eroica.diagnosis import diagnose_in_detail
 from eroica.findings import Detail, Diagnosis, Verdict, to_json
 from eroica.gone import ENDED_BY_OTHERS, has_given_up, is_follower
+from eroica.impact import iteration_of
 from eroica.job import format_ranks, parse_ranks
 from eroica.pace import EFFECT
 from eroica.pattern import Stacked, stack
@@ -39,6 +41,9 @@ COMPUTES_S = 120.0
 HOST_EFFECT = 2 * EFFECT
 """What a first window must cost to be told in jobs without devices: ranks that share cores always differ by some per
 cent, and there is no healthy window yet that would show so."""
+HOST_GONE_EFFECT = 4 * EFFECT
+"""What a slowdown that was gone in its window must have cost to be told in such jobs: no more can be said of it, and
+the pace of four ranks on two cores was seen to rise by 16 % for some seconds while nothing else ran."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,7 +350,17 @@ def judge(
     # Nobody asked for the first window. What it shows is told if it costs as much as a slowdown would have to.
     least = HOST_EFFECT if is_host_only(stacked) else EFFECT
     is_nothing = is_nothing or (window.trigger == "baseline" and 0 < _cost(diagnosis) < least)
+    is_nothing = is_nothing or (is_host_only(stacked) and diagnosis.kind == "recovered" and _was_slight(context))
     return Judged(diagnosis, detail, stacked, context.wires, not is_nothing)
+
+
+def _was_slight(context: Context) -> bool:
+    """What had passed before anybody could look cost so little that ranks which share cores may have done it to each
+    other."""
+    noticed = context.noticed
+    if noticed is None or context.baseline is None or not len(context.baseline):
+        return False
+    return noticed.observed_s < (1 + HOST_GONE_EFFECT) * max(noticed.usual_s, iteration_of(context.baseline))
 
 
 _BY_SIZE = frozenset({"sync_amplification", "host_python", "cpu_contention", "unknown"})

@@ -22,7 +22,7 @@ from eroica.degradation import Change, Trigger
 from eroica.fabric.pacing import Limits
 from eroica.findings import to_json
 from eroica.investigation import Incident, Investigation, judge
-from eroica.pattern import Function, Summary
+from eroica.pattern import Function, Summary, stack
 from eroica.topology import Topology
 from tests import handmade as h
 from tests.buses import Ends, Network, in_one_process, over, over_nats
@@ -227,3 +227,21 @@ def test_a_first_window_of_ranks_that_share_cores_must_show_more_to_be_told(
     made = judge(window, None, job="j", created="")
     assert [finding.ranks for finding in made.diagnosis.findings] == [str(SLOW)]
     assert made.is_news == is_told
+
+
+@pytest.mark.parametrize(
+    ("observed_s", "on_device", "is_told"), [(1.30, False, True), (1.16, False, False), (1.16, True, True)]
+)
+def test_what_was_gone_in_its_window_must_have_cost_more_where_ranks_share_cores(
+    observed_s: float, on_device: bool, is_told: bool
+) -> None:
+    def made_of(length_s: float) -> dict[int, Summary]:
+        meet = h.Sample(length_s - 0.8, work_before=0.8, channel=h.everyone(8))
+        rank = h.Rank(own=0.8, length=length_s, samples=[meet], functions={h.GEMM: 0.8}, has_device=on_device)
+        return dict(enumerate(h.job([rank] * 8)))
+
+    cause = Trigger(Change.SLOW, 0, 0, 117, 117, 1_000_000_000, round(observed_s * 1e9), observed_s - 1)
+    window = Window(number=2, trigger="slowdown", cause=cause, rank=0, asked_ns=0, start=130, num_steps=8)
+    window.summaries = made_of(1.005)
+    made = judge(window, stack(list(made_of(1.0).values())), job="j", created="")
+    assert (made.diagnosis.kind, made.is_news) == ("recovered", is_told)
