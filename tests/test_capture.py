@@ -188,3 +188,22 @@ def test_a_window_of_four_ranks_names_the_fault_and_training_stays_the_same(
     line = next(k for k, text in enumerate(lines, 1) if f"def {function}" in text)
     assert first.function is not None and first.function.user_location == f"capture_job.py:{line}"
     assert [finding.ranks for finding in found.findings] == ["2"]
+
+
+LOOKED_AT_BY_A_CHILD = """
+import os, threading
+from eroica.probe.frames import Sampler
+child = os.fork()
+if child:
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+sampler = Sampler(threading.get_ident(), True, 5.0, lambda: None)
+looking = threading.Thread(target=sampler._look)
+looking.start()
+looking.join()
+os._exit([thread.tid for thread in sampler.seen()] != [os.getpid()])
+"""
+
+
+def test_stacks_of_a_rank_that_was_forked_are_those_of_its_own_thread() -> None:
+    ended = subprocess.run([sys.executable, "-c", LOOKED_AT_BY_A_CHILD], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr

@@ -108,10 +108,11 @@ class Sampler:
         return None if ident in self._clocks else self._outer if ident == self._training else ()
 
     def _met(self, ident: int) -> list[tuple[int, int]]:
-        known = {thread.ident: thread.native_id for thread in threading.enumerate()}
+        known = {thread.ident for thread in threading.enumerate()}
         clock = time.pthread_getcpuclockid(ident)
-        # The clock of a thread carries its number, which for a thread that Python did not start is told nowhere else.
-        self._tids[ident] = known.get(ident) or ~(clock >> 3)
+        # The clock of a thread carries its number: a thread that Python did not start tells it nowhere else, and what
+        # `threading` knows of the one that forked is its number in the parent.
+        self._tids[ident] = ~(clock >> 3)
         if ident != self._training and ident in known:
             self._clocks[ident] = (clock, time.clock_gettime_ns(clock), time.monotonic_ns())
         return self._samples.setdefault(ident, [])
