@@ -177,6 +177,7 @@ def test_a_stopped_rank_is_named_as_stopped_and_left_so(tmp_path: Path) -> None:
     assert "stopped by a signal" in found.verdict.summary
 
 
+@pytest.mark.full
 def test_jobs_that_train_or_come_late_but_move_are_not_hung(tmp_path: Path) -> None:
     with _job(tmp_path, "healthy", size=2) as job:
         job.wait(lambda views: all(view.num_steps > 20 for view in views))

@@ -278,6 +278,7 @@ def test_a_window_after_its_readers_were_killed_is_diagnosed_like_any_other(tmp_
 
 
 @pytest.mark.e2e
+@pytest.mark.full
 def test_two_jobs_at_once_and_a_world_of_one_do_not_meet(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     processes = []
