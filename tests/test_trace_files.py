@@ -6,6 +6,8 @@ import gzip
 import json
 import os
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -297,13 +299,28 @@ def test_pipes_are_never_waited_for(tmp_path: Path) -> None:
             find_traces([tmp_path / name])
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is unreadable to root")
-def test_a_file_that_may_not_be_read_is_left_out_and_named(tmp_path: Path) -> None:
+@pytest.fixture
+def anybodys() -> Iterator[Path]:
+    """A folder of a user without rights, as whom the test runs: nothing is unreadable to root."""
+    user, nobody = os.geteuid(), 65534
+    with tempfile.TemporaryDirectory() as folder:
+        if user != 0:
+            yield Path(folder)
+            return
+        os.chown(folder, nobody, nobody)
+        os.seteuid(nobody)
+        try:
+            yield Path(folder)
+        finally:
+            os.seteuid(user)
+
+
+def test_a_file_that_may_not_be_read_is_left_out_and_named(anybodys: Path) -> None:
     for rank in range(3):
-        write(tmp_path / f"rank{rank}.json", trace_of(rank))
-    (tmp_path / "rank1.json").chmod(0)
-    found = find_traces([tmp_path])
+        write(anybodys / f"rank{rank}.json", trace_of(rank))
+    (anybodys / "rank1.json").chmod(0)
+    found = find_traces([anybodys])
     assert [file.rank for file in found.files] == [0, 2]
     assert any("rank1.json cannot be opened" in note for note in found.notes)
     with pytest.raises(UserError, match="Permission denied"):
-        find_traces([tmp_path / "rank1.json"])
+        find_traces([anybodys / "rank1.json"])
