@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
-from itertools import islice, pairwise
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -431,8 +431,7 @@ class Agent:
     def _tell_arrivals(self, entry: _Rank, rank: int, news: ring.News, now_ns: int) -> None:
         if entry.watch.unit is not Unit.STEPS:
             return
-        laps = list(islice(reversed(entry.watch.iterations), RECENT))[::-1]
-        arrivals = self._holding.feed(entry.tail.path, news.begun, news.ended, laps, now_ns)
+        arrivals = self._holding.feed(entry.tail.path, news.begun, news.ended, entry.watch.iterations, now_ns)
         if arrivals:
             self._bus.publish(bus.Arrived(rank=rank, groups=met(entry.notes), arrivals=tuple(arrivals)))
 

@@ -108,7 +108,7 @@ def calls_of(trace: Trace, flight: Flight, shift_ns: int) -> list[Call]:
     if (trace.category == Category.KERNEL).any():
         # Calls for a device are NCCL's; the ends of these cannot be seen.
         collectives = [record for record in collectives if record.duration_ns is not None]
-    threads = {str(note["thread"]): _key(note.get("works_for")) for note in flight.notes if "thread" in note}
+    threads = {str(note["thread"]): ring.group_key(note.get("works_for")) for note in flight.notes if "thread" in note}
     found = [
         *_by_thread(trace, rows[~is_message], kinds[~is_message], collectives, groups, threads),
         *_by_caller(trace, rows[is_message], kinds[is_message], messages, groups),
@@ -129,7 +129,7 @@ def _groups(trace: Trace, flight: Flight) -> dict[int, ProcessGroup]:
     known = {group.name: group.ranks for group in trace.groups if group.ranks}
     found = {}
     for note in flight.notes:
-        key = _key(note.get("group"))
+        key = ring.group_key(note.get("group"))
         if not key:
             continue
         try:
@@ -142,12 +142,6 @@ def _groups(trace: Trace, flight: Flight) -> dict[int, ProcessGroup]:
                 name, str(note.get("description", "")), ranks, size if isinstance(size, int) else len(ranks)
             )
     return found
-
-
-def _key(told: object) -> int:
-    """Of a group, as notes write it; 0 = none."""
-    is_one = isinstance(told, str) and len(told) == 16 and set(told) <= set("0123456789abcdef")
-    return int(str(told), 16) if is_one else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,10 +281,11 @@ def _by_caller(
     begins = [record.begin_ns for record in records]
     for row, kind in zip(rows.tolist(), kinds.tolist(), strict=True):
         begin_ns = int(trace.ts_ns[row])
-        before = [other for other in of_track[int(trace.track[row])] if other < row]
-        if not before or trace.ts_ns[before[-1]] + trace.dur_ns[before[-1]] < begin_ns:
+        callers = of_track[int(trace.track[row])]
+        at = bisect_left(callers, row) - 1
+        if at < 0 or trace.ts_ns[callers[at]] + trace.dur_ns[callers[at]] < begin_ns:
             continue
-        low, high = int(trace.ts_ns[before[-1]]) - NEAR_NS, begin_ns + NEAR_NS
+        low, high = int(trace.ts_ns[callers[at]]) - NEAR_NS, begin_ns + NEAR_NS
         near = [
             record
             for record in records[bisect_left(begins, low) : bisect_left(begins, high)]

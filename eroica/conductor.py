@@ -381,6 +381,11 @@ class Conductor:
         self._told(change)
 
 
+def in_words(change: PacingChange) -> str:
+    """For people who follow the job."""
+    return f"pacing: {change.phase + ': ' if change.phase else ''}{change.why}"
+
+
 def _most_waited(
     by_group: Mapping[int, Sequence[tuple[int, int]]], groups: Mapping[int, _Group]
 ) -> Iterable[tuple[int, Sequence[tuple[int, int]]]]:

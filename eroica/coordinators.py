@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from eroica import bus
 from eroica.answers import Job, Pacing, PacingChange, Rank, Window
 from eroica.chronicle import Chronicle, now, pace_of
-from eroica.conductor import Mode
+from eroica.conductor import Mode, in_words
 from eroica.coordinator import Policy, missing_note
 from eroica.coordinator import Window as Captured
 from eroica.errors import UserError
@@ -295,7 +295,7 @@ class Coordinators:
 
         def paced(change: PacingChange) -> None:
             self.chronicle.paced(job, change)
-            say(f"pacing: {change.phase + ': ' if change.phase else ''}{change.why}")
+            say(in_words(change))
 
         self._seen_s[job] = time.monotonic()
         self.jobs[job] = Investigation(

@@ -116,11 +116,11 @@ def groups_of(flight: Flight) -> dict[int, tuple[str, str]]:
     """Key of a group -> what people call it, its members."""
     known = {}
     for note in flight.notes:
-        key = note.get("group")
-        if isinstance(key, str) and len(key) == 16 and set(key) <= set("0123456789abcdef"):
+        key = ring.group_key(note.get("group"))
+        if key:
             description = str(note.get("description") or "undefined")  # what torch calls a group without one
-            name = description if description != "undefined" else f"group {note.get('name') or key}"
-            known[int(key, 16)] = name, str(note.get("ranks", ""))
+            name = description if description != "undefined" else f"group {note.get('name') or note['group']}"
+            known[key] = name, str(note.get("ranks", ""))
     return known
 
 

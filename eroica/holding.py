@@ -7,7 +7,8 @@ the coordinator, the bus or this process; an agent that leaves in peace takes it
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Reversible, Sequence
+from itertools import islice
 from pathlib import Path
 
 from eroica import bus, ring
@@ -18,6 +19,8 @@ from eroica.ring import Record
 from eroica.steps import Iteration
 from eroica.untrusted import clean
 
+RECENT = 16
+"""Iterations that can have ended since the last look at a ring."""
 MOST_TOLD = 64
 """Iterations of a rank in one message."""
 MOST_NAME = 100
@@ -41,16 +44,16 @@ class Holding:
         path: Path,
         begun: Sequence[Record],
         ended: Sequence[Record],
-        laps: Iterable[Iteration],
+        iterations: Reversible[Iteration],
         now_ns: int,
     ) -> list[Arrival]:
-        """What is new of one rank, as far as somebody wants to know."""
+        """What is new of one rank, as far as somebody wants to know. `iterations`: its last ones, the oldest first."""
         if now_ns >= self._tells_until_ns:
             self._ranks.clear()
             return []
         arrivals = self._ranks.setdefault(path, Arrivals())
         arrivals.feed(begun, ended)
-        return arrivals.take(laps)[-MOST_TOLD:]
+        return arrivals.take(list(islice(reversed(iterations), RECENT))[::-1])[-MOST_TOLD:]
 
     def hold(self, message: bus.Hold, rings: Mapping[int, Path], now_ns: int) -> None:
         """Leave for each rank of this host what it is asked for; those that are not named are free."""

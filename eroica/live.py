@@ -25,7 +25,7 @@ from eroica.access import VARIABLES, Pass
 from eroica.agent import Agent, host_name
 from eroica.answers import PacingChange
 from eroica.captures import Readers, close_captures
-from eroica.conductor import Mode
+from eroica.conductor import Mode, in_words
 from eroica.coordinator import Policy
 from eroica.errors import EroicaError
 from eroica.fabric.pacing import Limits
@@ -267,7 +267,7 @@ class _Watcher:
 
     def _paced(self, change: PacingChange) -> None:
         self._plan.paced(change)
-        self._say(f"pacing: {change.phase + ': ' if change.phase else ''}{change.why}")
+        self._say(in_words(change))
 
     def _say_once(self, text: str) -> None:
         if text not in self._said:

@@ -444,6 +444,12 @@ def post(path: Path, word: int) -> None:
         view.release()
 
 
+def group_key(told: object) -> int:
+    """Key of a process group, from the hexadecimal digits by which notes and messages tell it; 0 = it is none."""
+    is_one = isinstance(told, str) and len(told) == 16 and set(told) <= set("0123456789abcdef")
+    return int(str(told), 16) if is_one else 0
+
+
 def post_holds(path: Path, data: bytes) -> None:
     """Leave `data`, of which the first word is not 0, for the writer of the ring at `path`; b"" takes back what lies
     there. The first word is 0 while the rest is written, and stored last. Raises OSError."""

@@ -149,7 +149,7 @@ def _kernel(torch: Any, distributed: Any, name: str) -> Callable[..., Any]:
         work = unbox_work(result[-1] if isinstance(result, (tuple, list)) else result)
         try:
             future = work.get_future()
-        except RuntimeError:  # "not implemented": some operations of gloo, such as reduce_scatter_base
+        except RuntimeError:  # how torch says that these works have no future, as gloo's of reduce_scatter_base
             has_future = False
             ring.end(number, UNSEEN, False)
             return
@@ -276,7 +276,7 @@ def _timeout_ns(group: Any) -> int:
     that is in use."""
     shortest_ns = MOST_DELAY_NS * TIMEOUT_SHARE
     for device in group._device_types:
-        with contextlib.suppress(Exception):  # a backend that another package brings, or none for this device
+        with contextlib.suppress(AttributeError, RuntimeError):  # another package's backend; none for this device
             timeout = group._get_backend(device).options._timeout
             shortest_ns = min(shortest_ns, round(timeout.total_seconds() * 1e9))
     return shortest_ns
