@@ -26,6 +26,7 @@ from eroica import __version__
 from eroica.assist import command as fixes
 from eroica.assist import connecting
 from eroica.errors import EroicaError, UserError
+from eroica.given import amount, count
 from eroica.remote import add_api, add_commands, fetch, is_incident
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from eroica.investigation import Incident
     from eroica.topology import Topology
 
+_AMOUNT = amount(1e9)
 FORMATS = ("text", "json", "md", "html", "prompt")
 KINDS_FOUND = 3
 """Exit status for --fail-on."""
@@ -248,7 +250,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--baseline", nargs="+", default=[], metavar="PATH", help="traces of the same job when it was well"
     )
-    command.add_argument("--jobs", type=_positive, default=None, metavar="N", help="processes (default: one per core)")
+    command.add_argument("--jobs", type=count, default=None, metavar="N", help="processes (default: one per core)")
     command.add_argument("--topology", type=Path, metavar="FILE", help=_TOPOLOGY_HELP)
 
     command = _command(
@@ -298,7 +300,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--format", choices=("text", "json", "md"), default="text", help="what stdout gets (default: text)"
     )
-    command.add_argument("--jobs", type=_positive, default=None, metavar="N", help="processes (default: one per core)")
+    command.add_argument("--jobs", type=count, default=None, metavar="N", help="processes (default: one per core)")
 
     cli_scaling.add(partial(_command, commands), _print_text, _write)
     cli_chat.add(partial(_command, commands), _print_text, _say, _is_agreed)
@@ -333,21 +335,21 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("fault", nargs="?", type=_fault, default="slow_input", metavar="FAULT", help="see --list")
     command.add_argument("--list", action="store_true", help="list the faults and leave")
     command.add_argument("--out", type=Path, default=Path("eroica-demo"), metavar="DIR", help="default: eroica-demo")
-    command.add_argument("--ranks", type=_positive, default=4, metavar="N", help="training processes (default: 4)")
-    command.add_argument("--after", type=_positive, default=150, metavar="N", help="first faulty step (default: 150)")
+    command.add_argument("--ranks", type=count, default=4, metavar="N", help="training processes (default: 4)")
+    command.add_argument("--after", type=count, default=150, metavar="N", help="first faulty step (default: 150)")
     command.add_argument(
         "--steps",
-        type=_positive,
+        type=count,
         default=2000,
         metavar="N",
         help="steps at most (default: 2000); healthy does them all",
     )
     size = command.add_mutually_exclusive_group()
-    size.add_argument("--delay-ms", type=_amount, default=60.0, metavar="MS", help="planted per step (default: 60)")
-    size.add_argument("--effect", type=_amount, metavar="SHARE", help="planted, as a share of the healthy step (0.15)")
+    size.add_argument("--delay-ms", type=_AMOUNT, default=60.0, metavar="MS", help="planted per step (default: 60)")
+    size.add_argument("--effect", type=_AMOUNT, metavar="SHARE", help="planted, as a share of the healthy step (0.15)")
     command.add_argument("--culprit", type=_rank, metavar="RANK", help="rank with the fault (default: drawn)")
     command.add_argument("--seed", type=int, metavar="N", help="makes the drawing repeatable")
-    command.add_argument("--timeout", type=_amount, default=180.0, metavar="S", help="for the answer (default: 180)")
+    command.add_argument("--timeout", type=_AMOUNT, default=180.0, metavar="S", help="for the answer (default: 180)")
     command.add_argument("--keep-captures", action="store_true", help="keep the traces of the windows in DIR")
 
     connecting.add(_command(commands, "mcp", _mcp, connecting.PURPOSE, connecting.EXAMPLE))
@@ -374,12 +376,6 @@ def _rank(text: str) -> int:
     return int(text)
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
-
-
 def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":") if text.count(":") == 1 or text.startswith("[") else (text, "", "0")
     host = host.strip("[]")
@@ -403,16 +399,6 @@ def _engine(text: str) -> str:
     if text != "local" and not (text.startswith("dask:") and len(text) > 5):
         raise argparse.ArgumentTypeError(f"{text!r} is no engine; write local or dask:URL")
     return text
-
-
-def _amount(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return value
 
 
 def _fault(text: str) -> str:

@@ -17,8 +17,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eroica.cli_scaling import Adder, count
+from eroica.cli_scaling import Adder
 from eroica.errors import EroicaError, UserError
+from eroica.given import count
 
 if TYPE_CHECKING:
     from rich.live import Live

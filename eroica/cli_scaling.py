@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from eroica.errors import DataError, UserError
+from eroica.given import count
 
 
 class Adder(Protocol):
@@ -105,13 +106,6 @@ def _simulate(options: argparse.Namespace, show: Callable[[str], None], write: C
         _write_both(options.out, "simulation", gains.render_json(rows), gains.render_html(rows), write)
     show(texts[options.format](rows))
     return 0
-
-
-def count(text: str) -> int:
-    """An argument that is a whole number above 0."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
 
 
 def _scaling(options: argparse.Namespace, show: Callable[[str], None], write: Callable[[Path, str], None]) -> int:

@@ -15,12 +15,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from eroica.errors import UnavailableError, UserError
+from eroica.given import amount
 
 if TYPE_CHECKING:
     from eroica.answers import Incident, Job, Pacing, Rank, Window
     from eroica.client import Client
     from eroica.findings import Diagnosis
 
+_AMOUNT = amount(1e6)
 POLL_S = 1.0
 """Between looks at a window: it takes a quarter of a minute at least."""
 MOST_ROWS = 1000
@@ -87,10 +89,13 @@ def add_commands(add: Command) -> None:
     wish.add_argument("--enable", action="store_true", help="try it, and keep it only while trials show a gain")
     wish.add_argument("--off", action="store_true", help="hold nobody any more")
     command.add_argument(
-        "--threshold", type=_amount, metavar="SHARE", help="waiting over the iteration above which it is tried (0.05)"
+        "--threshold",
+        type=_AMOUNT,
+        metavar="SHARE",
+        help="waiting over the iteration above which it is tried (0.05)",
     )
-    command.add_argument("--max-delay", type=_amount, metavar="MS", help="longest hold of a rank (50; at most 200)")
-    command.add_argument("--ttl", type=_amount, metavar="S", help="an order that is not renewed ends by itself (10)")
+    command.add_argument("--max-delay", type=_AMOUNT, metavar="MS", help="longest hold of a rank (50; at most 200)")
+    command.add_argument("--ttl", type=_AMOUNT, metavar="S", help="an order that is not renewed ends by itself (10)")
     command.add_argument("--format", choices=("text", "json"), default="text", help="what stdout gets (default: text)")
     add_api(command)
 
@@ -262,16 +267,6 @@ def _count(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text[:9]) <= 100_000:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to 100000")
     return int(text)
-
-
-def _amount(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return value
 
 
 def _awaited(client: Client, window: Window) -> Window:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from eroica.client import find_client
 from eroica.errors import EroicaError, UserError
+from eroica.given import count
 from eroica.untrusted import escape
 from mcp_server.coordinator import CoordinatorSource
 from mcp_server.reader import Setup
@@ -83,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="give hosts, users and addresses other names, the same in all answers; job names and functions stay",
     )
-    parser.add_argument("--jobs", type=_count, default=0, metavar="N", help="processes that read traces (one per core)")
+    parser.add_argument("--jobs", type=count, default=0, metavar="N", help="processes that read traces (one per core)")
     parser.add_argument(
         "--http",
         type=_port,
@@ -160,12 +161,6 @@ def _default_sources() -> tuple[Path, ...]:
 def _port(text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is no port")
-    return int(text)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(text)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eroica.errors import UserError
+from eroica.given import amount
 
 if TYPE_CHECKING:
     from eroica.findings import Diagnosis
@@ -57,7 +58,11 @@ def add_options(command: argparse.ArgumentParser) -> None:
         "and the iterations are compared; a patch that makes them longer is dropped",
     )
     command.add_argument(
-        "--limit", type=_seconds, default=1800.0, metavar="S", help="for each of your commands (default: 1800)"
+        "--limit",
+        type=amount(1e7, "number of seconds"),
+        default=1800.0,
+        metavar="S",
+        help="for each of your commands (default: 1800)",
     )
     command.add_argument(
         "--model",
@@ -137,13 +142,3 @@ def find(name: str, folder: Path) -> Path:
     if len({one.name for one in found}) > 1:
         raise UserError(f"{folder} holds {len(found)} diagnoses whose id begins with {name}; write more of it")
     return found[0]
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 < value < 1e7:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
-    return value
