@@ -46,6 +46,12 @@ COMMON = 0.2
 TREND = 12
 """Medians, one after the other, that a trend needs, all rising but for INVERSIONS pairs of the 66: by chance 3e-6."""
 INVERSIONS = 4
+LAGS = (6, 12, 24, 48)
+"""Medians of 10 iterations that lie so far apart tell how far the pace of a healthy job wanders."""
+GROWTH = 1.3
+"""Times what half the distance shows: it has not been seen whole yet, and counts twice. A random walk has 1.4."""
+DISTINCT = 1.5
+"""Times what independent iterations make of a median: wandering. Few medians tell less than all iterations do."""
 
 
 class _Rolling:
@@ -115,6 +121,12 @@ def _step(values: Sequence[float], lag: int = 1) -> float:
     return 1.4826 * median(abs(d - trend) for d in differences) / sqrt(2)
 
 
+def _apart(values: Sequence[float], lag: int) -> float:
+    """Standard deviation from differences of values so far apart, by those that four of five do not exceed."""
+    differences = sorted(abs(b - a) for a, b in zip(values, values[lag:], strict=False))
+    return differences[int(0.8 * len(differences))] / (1.2816 * sqrt(2))
+
+
 class Pace:
     """Iterations of one kind: their best level, what scatter is healthy, and what departs from it. Bounded memory."""
 
@@ -136,8 +148,9 @@ class Pace:
         self._block: list[int] = []
         self._is_first = True
         self._healthy: deque[_Level] = deque(maxlen=9)
-        self._calm: deque[float] = deque(maxlen=80)
+        self._calm: deque[float] = deque(maxlen=100)
         """Medians of 10 iterations, one after the other, while nothing was slow."""
+        self._wanders_ns: tuple[tuple[float, float], ...] = ((0.0, 0.0),) * len(WINDOWS)
         self._ten: list[int] = []
         self._tens: deque[float] = deque(maxlen=TREND)
         self._hundred: list[float] = []
@@ -186,18 +199,28 @@ class Pace:
             guard_ns = max(guard_ns, median(h.guards_ns[window] for h in self._healthy))
         # 1.2533: standard error of a median, against that of a mean. Few iterations tell their own spread badly.
         error = 1.2533 * sigma * sqrt(min(likeness / WINDOWS[window], 1.0) + min(likeness / level.num, 1.0))
-        error = max(error, self._wander(window) / level.median_ns) * (1 + GROWING[0] / level.num)
+        near, far = (wander_ns / level.median_ns for wander_ns in self._wanders_ns[window])
+        alone = 1.2533 * sigma * sqrt(likeness / (10 if window == 0 else 40))
+        error = max(error, near, far if far > DISTINCT * alone else 0.0) * (1 + GROWING[0] / level.num)
         return max(EFFECT + MARGIN * error, STANDARD_ERRORS * error, guard_ns / level.median_ns - 1)
 
-    def _wander(self, window: int) -> float:
-        """Standard deviation in ns of a median over a window, as it was seen; 0 while too few were.
+    def _wander(self, window: int, last: int | None = None) -> tuple[float, float]:
+        """Standard deviations in ns of a median over a window, near and far, as they were seen; 0 while too few were.
 
-        Where neighbours are alike (a shared filesystem, other jobs' traffic) medians scatter more than the scatter of
-        iterations says. From differences, so that a trend or a step does not count as noise.
+        Where neighbours are alike (a shared filesystem, other jobs' traffic, other virtual machines) medians scatter
+        more than the scatter of iterations says, and the more the further apart they are. Near ones are compared less
+        their trend, so that a fault that grows does not count as noise; distant ones as they are, since a trend and a
+        wave look alike in so few. The `last` medians may be those in question: the far ones leave them out.
         """
-        medians, group = list(self._calm), 1 if window == 0 else 4
-        levels = [sum(medians[i : i + group]) / group for i in range(0, len(medians) - group + 1, group)]
-        return _step(levels, lag=3) if len(levels) >= 13 else 0.0
+        group = 1 if window == 0 else 4
+        calm = list(self._calm)
+        levels = [sum(calm[i : i + group]) / group for i in range(len(calm) - group + 1)]
+        near = _step(levels[::group], lag=3) if len(levels) > 12 * group else 0.0
+        levels = levels[: -(group if last is None else last)]
+        far = [_apart(levels, lag) for lag in LAGS if group <= lag <= len(levels) - lag]
+        if len(far) > 1 and far[-1] > GROWTH * far[-2]:
+            far.append(2 * far[-1])
+        return near, max(far, default=0.0)
 
     def slowed(self) -> tuple[int, float] | None:
         """The first window whose median is too high, and that median."""
@@ -248,14 +271,18 @@ class Pace:
         self._tens.append(median(self._ten))
         if self.slow is None:
             self._calm.append(self._tens[-1])
+            # What may be a slowdown of its own is not to be learnt as usual before it could be noticed.
+            if self.level is not None and self.windows[1].median() <= self.level.median_ns * (1 + self.limits[1] / 2):
+                self._wanders_ns = tuple(self._wander(i) for i in range(len(WINDOWS)))
+                self.limits = tuple(self._limit(i, self.level) for i in range(len(WINDOWS)))
         self._hundred.append(self._tens[-1])
         self._ten.clear()
-        floor_ns = STANDARD_ERRORS * self._wander(0)
-        found = _rises(self._tens, floor_ns)
+        near_ns, far_ns = self._wander(0, TREND)
+        found = _rises(self._tens, STANDARD_ERRORS * max(near_ns, far_ns))
         if len(self._hundred) == 10:
             self._hundreds.append(median(self._hundred))
             self._hundred.clear()
-            found = found or _rises(self._hundreds, floor_ns)
+            found = found or _rises(self._hundreds, STANDARD_ERRORS * near_ns)
         return found
 
     def outlier_ns(self, duration_ns: int) -> float:

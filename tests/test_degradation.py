@@ -417,6 +417,25 @@ def test_noise_in_which_neighbours_are_alike_is_silent(rho: float, sigma: float)
         assert not judged(series)
 
 
+def wandering(seed: int, tau: float, num: int, effect: float = 0.0, onset: int = 0) -> list[float]:
+    """A pace that wanders by 2 %, forgotten after `tau` iterations, and noise of 3 % upon it."""
+    rng = random.Random(seed)
+    keeps, level, made = exp(-1 / tau), rng.gauss(0.0, 1.0), []
+    for i in range(num):
+        level = keeps * level + rng.gauss(0.0, (1 - keeps * keeps) ** 0.5)
+        made.append(0.1 * exp(0.02 * level) * (1 + 0.03 * abs(rng.gauss(0.0, 1.0))) * (1 + effect * (i >= onset)))
+    return made
+
+
+@pytest.mark.parametrize("tau", [30.0, 100.0, 1000.0])
+def test_a_pace_that_wanders_slowly_is_seldom_suspected_and_a_step_upon_it_is_noticed(tau: float) -> None:
+    suspected = [seed for seed in range(8) if judged(wandering(seed, tau, 1000))]
+    assert len(suspected) <= 1
+    for seed in range(8):
+        found = judged(wandering(seed, tau, 500, 0.2, 300))
+        assert [t for t in found if t.number >= 300] or seed in suspected
+
+
 @given(st.integers(0, 10**6))
 def test_a_random_healthy_job_of_a_few_hundred_steps_is_never_slow(seed: int) -> None:
     assert not {Change.SLOW, Change.DRIFT} & set(changes(judged(healthy(seed, 600))))
