@@ -270,9 +270,9 @@ OWN_CORE = 0.95
 """A training thread that gets this much of the CPU time that it wants loses no time worth telling to other programs."""
 
 
-def granted(stacked: Stacked, rows: npt.NDArray[np.intp], activity: Activity) -> float:
-    """Share of the CPU time wanted that training threads of these ranks got in an activity; NaN = not measured."""
-    columns = np.flatnonzero([f.activity == activity for f in stacked.functions])
+def granted(stacked: Stacked, rows: npt.NDArray[np.intp], *activities: Activity) -> float:
+    """Share of the CPU time wanted that training threads of these ranks got in activities; NaN = not measured."""
+    columns = np.flatnonzero([f.activity in activities for f in stacked.functions])
     cells = np.ix_(rows, columns)
     told = np.where(stacked.mu_source[cells] == MU_SOURCES.index("cpu_granted"), stacked.mu[cells], np.nan)
     weight = np.where(np.isfinite(told), stacked.beta[cells], 0.0)

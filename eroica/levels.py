@@ -46,6 +46,8 @@ INPUT_BOUND = 0.25
 """Share of the critical path that input must own on all ranks to be told without a past. Loaders that keep up own less
 than a hundredth (`localization.EXPECTED_BETA`), but small jobs load in the process that trains, and pay a tenth or a
 fifth for it knowingly: a quarter is no longer something beside the training."""
+WORKERS = "_MultiProcessingDataLoaderIter"
+"""In the name of a loader whose batches are made by worker processes."""
 ALIKE = 0.5
 """Ranks are alike if none has less than this share of the middle one, or more than its inverse."""
 MAY_LACK = 0.25
@@ -233,6 +235,9 @@ def common_excess(
         is_diffuse = activity in _NOISY and not is_spot and cause.cause in ("unknown", "host_python")
         excess = Excess(everyone, "all", "stable", activity, grown, rise, min(rise / gap, 1.0), 1.0, cause)
         found.append(replace(excess, is_diffuse=is_diffuse))
+    crowded = _crowded_hosts(stacked, baseline, gap)
+    if crowded is not None and not any(e.cause.cause == "cpu_contention" for e in found):
+        found = [crowded, *(e for e in found if e.activity not in ON_THE_CPU)]
     if launches_block(stacked, everyone) and not launches_block(baseline, np.arange(len(baseline), dtype=np.intp)):
         found = _blocked(found)
     exposed = _exposed(stacked, baseline, gap, iteration_s, changed)
@@ -260,10 +265,58 @@ def _is_of_most(stacked: Stacked, baseline: Stacked, activity: Activity, rise_s:
     return float(np.sort(now - then)[int(MAY_LACK * len(now))]) >= ALIKE * rise_s
 
 
+def _crowded_hosts(stacked: Stacked, baseline: Stacked, gap_s: float) -> Excess | None:
+    """On each host at least half of the training threads want for a core more than in the healthy window, and are
+    longer at what they compute for that: ranks that nobody binds meet on one core, and others have one to themselves.
+
+    All kinds of computing together: whom the scheduler takes the core from does not choose what to do less of.
+    """
+    if not np.array_equal(stacked.ranks, baseline.ranks):
+        return None
+    kinds = [int(activity) for activity in ON_THE_CPU]
+    now_s, then_s = (of.activity_beta[:, kinds] * of.iteration_s[:, None] for of in (stacked, baseline))
+    rise_s = now_s - then_s
+    is_starved = np.zeros(len(stacked), bool)
+    shares = np.full((2, len(stacked)), np.nan)
+    for row in range(len(stacked)):
+        here = np.array([row], np.intp)
+        shares[:, row] = [granted(of, here, *ON_THE_CPU) for of in (stacked, baseline)]
+        now, then = shares[:, row]
+        if not (0 < now < CROWDED and now < then):
+            continue
+        # No kind takes longer by more than what it took and what is granted less; the rest needs another cause.
+        explained_s = np.minimum(then_s[row] * (then / now - 1), np.maximum(rise_s[row], 0.0)).sum()
+        whole_s = float(rise_s[row].sum())
+        is_starved[row] = whole_s >= ALIKE * gap_s and explained_s >= STARVATION_EXPLAINS * whole_s
+    hosts = np.array([host or "" for host in stacked.hosts])
+    if not len(hosts) or any(is_starved[hosts == host].mean() < 0.5 for host in set(hosts.tolist())):
+        return None
+    slow = np.flatnonzero(is_starved)
+    seconds = min(float(np.median(rise_s[slow].sum(1))), gap_s)
+    if seconds < HOST_COMMON_EFFECT * float(np.median(baseline.iteration_s)):
+        return None
+    threads = other_threads(stacked, slow) - other_threads(baseline, slow)
+    if threads >= max(OWN_THREADS * seconds / float(np.median(stacked.iteration_s)), BUSY_THREAD):
+        return None
+    most = kinds[int(np.median(rise_s[slow], axis=0).argmax())]
+    columns = [k for k, f in enumerate(stacked.functions) if f.activity == most]
+    rises = _rises(stacked, baseline)
+    now, then = (float(np.median(share[slow])) for share in shares)
+    because = (
+        f"ready to run, the training threads of {len(slow)} of {len(stacked)} ranks get a core {now:.0%} of the time, in "
+        f"the healthy window {then:.0%}: that explains most of what they take longer"
+    )
+    return Excess(
+        np.arange(len(stacked), dtype=np.intp),
+        *("all", "stable", Activity(most), max(columns, key=lambda k: float(rises[k]), default=None)),
+        *(seconds, seconds / gap_s, 1.0, Cause("cpu_contention", True, because, _NO_SINGLE_RANK)),
+    )
+
+
 def input_bound(stacked: Stacked, iteration_s: float) -> list[Excess]:
     """All ranks alike wait for their batches, as long as the window lasts: a level, not a rise. Only for windows
     without a past: a job that is slow from its first step on has nothing else that shows it."""
-    share = stacked.activity_beta[:, Activity.INPUT].astype(np.float64)
+    share = stacked.activity_beta[:, Activity.INPUT] - _without_a_core(stacked)
     middle = float(np.median(share)) if len(share) else 0.0
     if middle < INPUT_BOUND or float(share.min()) < ALIKE * middle or float(share.max()) * ALIKE > middle:
         return []
@@ -277,6 +330,17 @@ def input_bound(stacked: Stacked, iteration_s: float) -> list[Excess]:
             is_level=True,
         )
     ]
+
+
+def _without_a_core(stacked: Stacked) -> Float64s:
+    """(W,) Share of the critical path that threads spent ready to run for their input, without a core: input that the
+    training process prepares itself is late for that, not by itself. None where it waits for workers: it wants no core."""
+    columns = [k for k, f in enumerate(stacked.functions) if f.activity == Activity.INPUT]
+    if any(WORKERS in stacked.functions[k].name for k in columns):
+        return np.zeros(len(stacked))
+    told = np.where(stacked.mu_source == MU_SOURCES.index("cpu_granted"), stacked.mu, np.nan)[:, columns]
+    lacks = np.where(np.isfinite(told), 1 - told, 0.0) * stacked.beta[:, columns]
+    return np.asarray(lacks.sum(axis=1), np.float64)
 
 
 def _blocked(found: Sequence[Excess]) -> list[Excess]:

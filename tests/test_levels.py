@@ -134,6 +134,33 @@ def test_a_thread_of_the_ranks_own_that_takes_their_cores_is_told_and_not_the_ho
     assert (made.verdict.scope, made.verdict.cause) == ("all", cause)
 
 
+@pytest.mark.parametrize(("crowd", "is_told"), [(6, True), (4, True), (3, False)])
+def test_ranks_that_meet_on_one_core_are_contention_of_the_host_though_others_gain_by_it(
+    crowd: int, is_told: bool
+) -> None:
+    share = 2 / crowd  # of what it was on two cores
+    work = {MATMUL: 0.050, FETCH: 0.050, LOG: 0.020}
+    crowded = job(8, {function: seconds / share for function, seconds in work.items()}, granted=0.5 * share)
+    gains = job(8, {function: seconds / 2 for function, seconds in work.items()}, idle=0.180, granted=0.95)
+    now = [replace(crowded[0], rank=k) if k < crowd else gains[k] for k in range(8)]
+    found = common_excess(stack(now), stack(job(8, work, granted=0.5)), 0.250)
+    told = [e for e in found if e.cause.cause == "cpu_contention"]
+    assert bool(told) == is_told
+    assert not is_told or (told[0].scope, len(told[0].ranks)) == ("all", 8)
+
+
+@pytest.mark.parametrize(
+    ("loader", "granted", "is_bound"),
+    [("fetch", 0.25, False), ("fetch", 0.9, True), ("_MultiProcessingDataLoaderIter.__next__", 0.25, True)],
+)
+def test_input_that_only_wants_for_a_core_is_not_what_the_job_waits_for(
+    loader: str, granted: float, is_bound: bool
+) -> None:
+    read = Function(Activity.INPUT, loader, "train.py:12", "train.py:12")
+    made = diagnose(stack(job(8, {MATMUL: 0.060, read: 0.050}, granted=granted)), Context(trigger="baseline"))
+    assert [f.cause for f in made.findings] == (["input_pipeline"] if is_bound else [])
+
+
 @pytest.mark.parametrize("granted", [0.65, 0.26])
 def test_a_slow_read_on_a_busier_host_is_still_a_slow_read(granted: float) -> None:
     made = compared(job(2, USUAL | {FETCH: 0.060}, granted=granted), job(2, USUAL, granted=0.85))
