@@ -303,8 +303,8 @@ def _crowded_hosts(stacked: Stacked, baseline: Stacked, gap_s: float) -> Excess 
     rises = _rises(stacked, baseline)
     now, then = (float(np.median(share[slow])) for share in shares)
     because = (
-        f"ready to run, the training threads of {len(slow)} of {len(stacked)} ranks get a core {now:.0%} of the time, in "
-        f"the healthy window {then:.0%}: that explains most of what they take longer"
+        f"ready to run, the training threads of {len(slow)} of {len(stacked)} ranks get a core {now:.0%} of the time, "
+        f"in the healthy window {then:.0%}: that explains most of what they take longer"
     )
     return Excess(
         np.arange(len(stacked), dtype=np.intp),
@@ -333,8 +333,11 @@ def input_bound(stacked: Stacked, iteration_s: float) -> list[Excess]:
 
 
 def _without_a_core(stacked: Stacked) -> Float64s:
-    """(W,) Share of the critical path that threads spent ready to run for their input, without a core: input that the
-    training process prepares itself is late for that, not by itself. None where it waits for workers: it wants no core."""
+    """(W,) Share of the critical path that threads spent ready to run for their input, without a core.
+
+    Input that the training process prepares itself is late for that, not by itself. Nothing where workers do it: who
+    waits for them wants no core.
+    """
     columns = [k for k, f in enumerate(stacked.functions) if f.activity == Activity.INPUT]
     if any(WORKERS in stacked.functions[k].name for k in columns):
         return np.zeros(len(stacked))
