@@ -17,7 +17,6 @@ TIMELINES = Path(__file__).parent / "data" / "timelines"
 
 
 def test_one_slow_worker_of_a_real_job_is_named_with_its_cost() -> None:
-    pytest.importorskip("pyarrow")
     made, _ = diagnose_paths([TIMELINES / "trace-AR.parquet"])
     assert (made.kind, made.verdict.scope, made.verdict.ranks, made.verdict.cause) == (
         "slow",
@@ -31,7 +30,6 @@ def test_one_slow_worker_of_a_real_job_is_named_with_its_cost() -> None:
 
 
 def test_unequal_pipeline_stages_of_a_real_job_blame_no_rank() -> None:
-    pytest.importorskip("pyarrow")
     made, _ = diagnose_paths([TIMELINES / "trace-ST.parquet"])
     assert all(finding.scope not in ("rank", "host") for finding in made.findings)
     if made.kind == "slow":

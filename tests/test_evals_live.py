@@ -35,7 +35,6 @@ def outcome(case: Case, seed: int) -> tuple[float, str]:
 @pytest.mark.e2e
 @pytest.mark.parametrize("case", [*LIVE, *(pytest.param(case, marks=pytest.mark.full) for case in MORE)])
 def test_a_live_case_of_the_catalogue_is_answered_right(case: str) -> None:
-    pytest.importorskip("torch", reason="needs torch to train; pip install 'eroica[live]'")
     points, why = outcome(CASES[case], seed=2)
     assert points == 1, why
 

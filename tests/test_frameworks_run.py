@@ -18,8 +18,6 @@ from eroica.ring import read_flight
 from eroica.steps import Pause
 from eroica.trace import read_trace
 
-pytest.importorskip("torch", reason="needs torch to train; pip install 'eroica[live]'")
-
 PROGRAM = Path(__file__).parent / "frameworks" / "job.py"
 TIMEOUT_S = 300
 UPDATES, ONSET, EVERY = 340, 160, 60

@@ -196,7 +196,6 @@ dist.destroy_process_group()
 
 @pytest.mark.slow
 def test_in_a_real_process_a_hold_leaves_the_interpreter_free_and_a_profiler_sees_none(tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="needs torch; pip install 'eroica[live]'")
     environ = {name: value for name, value in os.environ.items() if name[:6] != "EROICA"} | {
         **{"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"},
         **{"EROICA_RING_DIR": str(tmp_path / "rings"), "PYTHONPATH": str(Path(__file__).parent.parent)},

@@ -20,8 +20,6 @@ from eroica import ring
 from eroica.captures import Readers
 from eroica.findings import from_json
 
-pytest.importorskip("torch", reason="needs torch to train; pip install 'eroica[live]'")
-
 JOB = Path(__file__).with_name("live_job.py")
 TIMEOUT_S = 180
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import anyio
 import numpy as np
 import pytest
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from mcp import Client
 from mcp.types import CallToolResult
 
@@ -53,6 +55,16 @@ async def _profiled(client: Client) -> dict[str, Any]:
             await anyio.sleep(0.02)
             record = await _record(client, "trigger_profile", job=JOB, action="poll")
     return record
+
+
+def test_all_tools_that_there_are_leave_room_for_a_conversation(site: Site) -> None:
+    tools = ask(_setup(site), lambda client: client.list_tools()).tools
+    assert {"get_pacing", "set_pacing", "trigger_profile"} <= {tool.name for tool in tools}
+    assert len(tools) <= 15
+    told = [{"name": tool.name, "description": tool.description, "parameters": tool.input_schema} for tool in tools]
+    assert len(json.dumps(told)) / 3.5 < 3_000
+    for tool in tools:
+        Draft202012Validator.check_schema(tool.input_schema)
 
 
 def test_a_running_job_is_profiled_and_its_diagnosis_told_with_the_numbers_of_its_ranks(site: Site) -> None:

@@ -17,8 +17,6 @@ from eroica.holds import MOST_DELAY_NS
 from eroica.ring import HOLDS, PACED, Flight, read_flight
 from tests.test_live import TIMEOUT_S, diagnoses, environment, run, wait_for, watched
 
-pytest.importorskip("torch", reason="needs torch to train; pip install 'eroica[live]'")
-
 JOB = Path(__file__).with_name("paced_job.py")
 TTL_S = 10.0
 """What `eroica run` asks for."""

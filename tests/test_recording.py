@@ -209,7 +209,6 @@ sys.exit(5)
 @pytest.mark.e2e
 @pytest.mark.parametrize("by_time", [False, True])
 def test_a_process_that_ends_within_a_window_keeps_its_exit_status(tmp_path: Path, by_time: bool) -> None:
-    pytest.importorskip("torch", reason="needs torch to train; pip install 'eroica[live]'")
     rings = tmp_path / "rings"
     rings.mkdir(mode=0o700)
     point = OnDemand(tmp_path / "point")

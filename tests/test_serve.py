@@ -89,7 +89,6 @@ def diagnoses(home: Path, out: str = "out") -> list[dict[str, Any]]:
 @pytest.mark.full
 @pytest.mark.e2e
 def test_a_slow_rank_of_a_job_over_two_hosts_is_told_with_its_host(tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="needs torch to train; pip install 'eroica[live]'")
     with coordinator(tmp_path, "--job", "waves"):
         port = free_port()
         runs = [start(tmp_path, host, node, port, "420", "slow", "150", "2") for node, host in enumerate(("a", "b"))]
@@ -124,7 +123,6 @@ def test_the_runs_of_a_job_meet_in_its_own_store_without_having_been_told_where(
 @pytest.mark.full
 @pytest.mark.e2e
 def test_a_rank_that_is_killed_on_another_host_is_a_crash_of_that_rank(tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="needs torch to train; pip install 'eroica[live]'")
     with coordinator(tmp_path, "--job", "waves", "--no-baseline"):
         port = free_port()
         runs = [start(tmp_path, host, node, port, "300", "dead", "60", "3") for node, host in enumerate(("a", "b"))]

@@ -157,7 +157,6 @@ def test_a_given_rank_counts_more_than_the_file(tmp_path: Path) -> None:
 
 
 def test_an_op_timeline_gives_a_trace_per_rank_with_steps_in_a_row() -> None:
-    pytest.importorskip("pyarrow")
     traces = read_timeline(TIMELINES / "trace-ST.parquet")
 
     assert [trace.rank for trace in traces] == list(range(8))
@@ -172,7 +171,6 @@ def test_an_op_timeline_gives_a_trace_per_rank_with_steps_in_a_row() -> None:
 
 
 def test_sends_of_an_op_timeline_meet_their_receives() -> None:
-    pytest.importorskip("pyarrow")
     traces = {trace.rank: trace for trace in read_timeline(TIMELINES / "trace-ST.parquet")}
     seen: dict[CollectiveKind, Counter[tuple[int, int, int]]] = {
         CollectiveKind.SEND: Counter(),
@@ -193,7 +191,6 @@ def test_sends_of_an_op_timeline_meet_their_receives() -> None:
 
 
 def test_groups_of_an_op_timeline_name_their_members() -> None:
-    pytest.importorskip("pyarrow")
     trace = read_timeline(TIMELINES / "trace-ST.parquet")[2]
     members = {group.description: (group.ranks, group.size) for group in trace.groups}
 

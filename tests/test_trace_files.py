@@ -114,7 +114,6 @@ def test_two_files_of_one_rank_stop_the_run_and_all_are_named_p48(tmp_path: Path
 
 
 def test_two_timelines_of_the_same_ranks_are_named_once_p48(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
     for name in ("a.parquet", "b.parquet"):
         (tmp_path / name).write_bytes((TIMELINES / "trace-ST.parquet").read_bytes())
 
@@ -208,7 +207,6 @@ def test_files_are_read_one_at_a_time_p51(tmp_path: Path) -> None:
 
 
 def test_the_ranks_of_an_op_timeline_are_found() -> None:
-    pytest.importorskip("pyarrow")
     found = find_traces([TIMELINES / "trace-ST.parquet"])
 
     assert [file.rank for file in found.files] == list(range(8))
@@ -239,8 +237,8 @@ def test_a_timeline_without_pyarrow_says_what_to_install(monkeypatch: pytest.Mon
 
 
 def test_a_parquet_file_of_something_else_is_ignored_or_refused(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+    import pyarrow.parquet as parquet
     path = tmp_path / "other.parquet"
     parquet.write_table(pyarrow.table({"a": [1]}), path)
     write(tmp_path / "rank0.json", trace_of(0))
@@ -251,8 +249,8 @@ def test_a_parquet_file_of_something_else_is_ignored_or_refused(tmp_path: Path) 
 
 
 def test_rows_of_a_timeline_without_a_time_are_counted(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+    import pyarrow.parquet as parquet
     columns = {"dp_rank": [0, 0, 1], "stage": [0, 0, 0], "rank": [0, 0, 1], "step": [5, 5, 5], "seq_id": [0, 0, 0]}
     times = {"optype": ["forward-compute"] * 3, "start_ts": [0.0, float("nan"), 0.5], "duration": [1.0, 1.0, -1.0]}
     path = tmp_path / "t.parquet"
