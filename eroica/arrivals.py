@@ -1,7 +1,8 @@
 """When one rank came to the first collective of each step on each group, by its ring: what pacing goes by.
 
-Only durations are told, never moments, so that clocks of hosts need not agree: who came last has the shortest one. A
-duration is from entering the call, after any hold, to its end, where that can be seen (gloo; not NCCL). Pure. Kept by
+Only durations are told, so that clocks of hosts need not agree: who came last has the shortest one. A duration is from
+entering the call, after any hold, to its end, where that can be seen (gloo; not NCCL); when a rank entered is told by
+the time since its own step began. Pure. Kept by
 the agent (`holding`), joined over ranks by `conductor`.
 """
 
@@ -31,6 +32,8 @@ class Arrival(msgspec.Struct, frozen=True, array_like=True, gc=False):
     firsts: tuple[tuple[int, int, int], ...]
     """Key of a group, sequence and duration of its first collective in the step; a duration of -1 was not seen. Empty
     in steps in which the probe records no collectives (`thrift`)."""
+    entered_ns: tuple[int, ...] = ()
+    """Of each of `firsts`: from the end of the optimizer step before to entering it; -1 was not seen."""
 
 
 class Arrivals:
@@ -39,7 +42,10 @@ class Arrivals:
     def __init__(self) -> None:
         self._last: dict[int, int] = {}
         """Group -> the last step in which it was met."""
-        self._firsts: dict[int, dict[int, tuple[int, int]]] = {}
+        self._firsts: dict[int, dict[int, tuple[int, int, int]]] = {}
+        """Step -> group -> sequence, duration and begin of the first collective."""
+        self._stepped: dict[int, int] = {}
+        """Step -> when the optimizer step before it was done."""
         self._open: dict[int, tuple[int, int]] = {}
         """Number of a record whose end is to come -> its step and group."""
         self._held: dict[int, int] = {}
@@ -55,16 +61,19 @@ class Arrivals:
                 self._last[record.group] = record.step
                 # Of the step in which a group is first seen, earlier collectives may have passed.
                 if last is not None:
-                    self._firsts.setdefault(record.step, {})[record.group] = record.sequence, -1
+                    self._firsts.setdefault(record.step, {})[record.group] = record.sequence, -1, record.begin_ns
                     self._open[record.number] = record.step, record.group
         for record in ended:
             assert record.duration_ns is not None
             if record.kind == ring.PACED:
                 self._held[record.step] = self._held.get(record.step, 0) + record.duration_ns
+            elif record.kind == ring.STEP:
+                self._stepped[record.step + 1] = record.begin_ns + record.duration_ns
             elif record.number in self._open:
                 step, group = self._open.pop(record.number)
                 if not record.raised and group in self._firsts.get(step, {}):
-                    self._firsts[step][group] = self._firsts[step][group][0], record.duration_ns
+                    sequence, _, begin_ns = self._firsts[step][group]
+                    self._firsts[step][group] = sequence, record.duration_ns, begin_ns
         self._forget()
 
     def take(self, laps: Iterable[Iteration]) -> list[Arrival]:
@@ -77,8 +86,13 @@ class Arrivals:
             since, self._told = self._told, lap.step
             steps = sorted(step for step in self._firsts if since <= step < lap.step)
             firsts: dict[int, tuple[int, int]] = {}
+            entered: dict[int, int] = {}
             for step in steps:
-                firsts = self._firsts.pop(step) | firsts
+                stepped_ns = self._stepped.get(step)
+                for group, (sequence, duration_ns, begin_ns) in self._firsts.pop(step).items():
+                    if group not in firsts:
+                        firsts[group] = sequence, duration_ns
+                        entered[group] = max(begin_ns - stepped_ns, -1) if stepped_ns is not None else -1
             held_ns = sum(self._held.pop(step) for step in list(self._held) if step < lap.step)
             if since >= 0 and lap.pause is None and self._last:
                 told.append(
@@ -87,12 +101,13 @@ class Arrivals:
                         length_ns=lap.duration_ns,
                         held_ns=held_ns,
                         firsts=tuple((group, *first) for group, first in sorted(firsts.items())),
+                        entered_ns=tuple(entered[group] for group in sorted(firsts)),
                     )
                 )
         return told
 
     def _forget(self) -> None:
-        for table in (self._firsts, self._held):
+        for table in (self._firsts, self._held, self._stepped):
             for step in sorted(table)[:-MOST_STEPS]:
                 del table[step]
         if len(self._open) > 4 * MOST_STEPS:

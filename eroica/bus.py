@@ -219,6 +219,9 @@ class Hold:
     ttl_s: float
     delays: tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
     """Key of a group -> rank and nanoseconds; who is not named is free."""
+    moments: tuple[tuple[int, int], ...] = ()
+    """Key of a group -> for how many nanoseconds after its own step began a rank may be held at most; a group that is
+    not here is held for its delays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ the bounds of the policy, of `holds` and of the gate alone.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,7 @@ import numpy as np
 from eroica import bus
 from eroica.answers import PacedGroup, Pacing, PacingChange
 from eroica.arrivals import Arrival
-from eroica.fabric.pacing import LEAST_S, Float64s, Limits, Order, Pacer, Phase, Seen, dispersion
+from eroica.fabric.pacing import HARD_CAP_S, LEAST_S, Float64s, Limits, Order, Pacer, Phase, Seen, dispersion
 from eroica.holds import MOST_DELAY_NS, MOST_GROUPS
 from eroica.topology import Topology
 
@@ -118,6 +119,8 @@ class Conductor:
         self._order_ns = 0
         self._sent: dict[int, dict[int, int]] = {}
         """What ranks are asked for now, by rank and group."""
+        self._moments: dict[int, int] = {}
+        """And until when at most in their own steps, by group."""
         self._wanted: set[int] = set()
         """Ranks that the policy wants held, whether they are or not."""
         self._strays = 0
@@ -238,8 +241,8 @@ class Conductor:
     def _joined(self, step: int, told: Mapping[int, Arrival], now_ns: int) -> None:
         """An iteration of all ranks."""
         self._num_told += 1
-        waits = self._waits(told)
-        seen = Seen(step, median(arrival.length_ns for arrival in told.values()) / 1e9, waits)
+        waits, begun = self._waits(told)
+        seen = Seen(step, median(arrival.length_ns for arrival in told.values()) / 1e9, waits, begun)
         if not self._groups or not self._view.is_free:
             return
         self._num_joined += 1
@@ -248,7 +251,7 @@ class Conductor:
                 self._pacer = Pacer(self.limits, sharing=self._sharing())
             return
         held = {rank for rank, arrival in told.items() if arrival.held_ns > 0}
-        if not (self._wanted <= held if self._wanted else not held):
+        if not self._is_as_ordered(told, held):
             self._strays += 1
             if self._order is not None and now_ns - self._order_ns >= self.limits.ttl_s * 5e8:
                 self._send(self._order, now_ns)
@@ -273,18 +276,33 @@ class Conductor:
             self._order = order
             self._send(order, now_ns)
 
-    def _waits(self, told: Mapping[int, Arrival]) -> dict[str, Float64s]:
-        """Group -> what each member waited for the last one: its duration less the shortest."""
-        by_group: dict[int, dict[int, tuple[int, int]]] = {}
+    def _is_as_ordered(self, told: Mapping[int, Arrival], held: set[int]) -> bool:
+        """Ranks were held, or were not, as the policy has it. Until a moment only those are that come before it."""
+        if not self._wanted or not held:
+            return not self._wanted and not held
+        for rank in self._wanted - held:
+            came = {first[0]: since for first, since in zip(told[rank].firsts, told[rank].entered_ns, strict=False)}
+            for key in self._sent.get(rank, {}):
+                moment_ns = self._moments.get(key)
+                if moment_ns is None or 0 <= came.get(key, moment_ns) < moment_ns - LEAST_S * 1e9:
+                    return False
+        return True
+
+    def _waits(self, told: Mapping[int, Arrival]) -> tuple[dict[str, Float64s], dict[str, Float64s]]:
+        """Group -> what each member waited for the last one: its duration less the shortest. And when the last one came
+        by each member's own time, where members can tell."""
+        by_group: dict[int, dict[int, tuple[int, int, int]]] = {}
         for rank, arrival in told.items():
-            for key, sequence, duration_ns in arrival.firsts:
-                by_group.setdefault(key, {})[rank] = sequence, duration_ns
-        found = {}
+            entered = arrival.entered_ns or (-1,) * len(arrival.firsts)
+            for (key, sequence, duration_ns), since_ns in zip(arrival.firsts, entered, strict=True):
+                by_group.setdefault(key, {})[rank] = sequence, duration_ns, since_ns
+        found: dict[str, Float64s] = {}
+        begun: dict[str, Float64s] = {}
         for key, calls in by_group.items():
             members, met = tuple(sorted(calls)), self._sizes.get(key)
             if met is None or len(members) != met.size:
                 continue  # some have another first call in this step, or none
-            sequences = {sequence for sequence, _ in calls.values()}
+            sequences = {sequence for sequence, _, _ in calls.values()}
             durations = np.array([calls[rank][1] for rank in members], dtype=np.float64) / 1e9
             if len(sequences) != 1 or (durations < 0).any():
                 continue
@@ -293,8 +311,12 @@ class Conductor:
                 continue
             group.transfers.append(float(durations.min()))
             group.waits.append(float(np.median(durations - durations.min())))
-            found[f"{key:016x}"] = (durations - durations.min())[:, None]
-        return found
+            waits = durations - durations.min()
+            found[f"{key:016x}"] = waits[:, None]
+            since = np.array([calls[rank][2] for rank in members], dtype=np.float64)
+            if (since >= 0).any():
+                begun[f"{key:016x}"] = np.where(since >= 0, since / 1e9 + waits, np.nan)[:, None]
+        return found, begun
 
     def _sharing(self) -> list[list[str]]:
         """Sets of groups whose members are behind the same switches, more than one: they share the links between
@@ -318,7 +340,10 @@ class Conductor:
             turn_s = min(self._turn_s(order, name), order.patience_s)
             for member, rank in enumerate(group.members):
                 # A rehearsal tells what it would be: the bounds are the same.
-                held_s = replace(order, dry_run=False).delay_of(name, member, 0, age_s=0.0, cap_s=cap_s)
+                # Of who comes so early that a moment cuts nothing: it does when the rank comes.
+                held_s = replace(order, dry_run=False).delay_of(
+                    name, member, 0, age_s=0.0, cap_s=cap_s, since_s=-HARD_CAP_S
+                )
                 delay_s = min(held_s + turn_s, cap_s)
                 if delay_s >= LEAST_S:
                     found.setdefault(rank, {})[key] = min(round(delay_s * 1e9), MOST_DELAY_NS)
@@ -330,6 +355,17 @@ class Conductor:
             if total > most_ns:
                 for key in delays:
                     delays[key] = delays[key] * most_ns // total
+        return found
+
+    def _until(self, order: Order) -> dict[int, int]:
+        """Nanoseconds after its own step began until which a rank is held at most, by group; of a group that takes its
+        turn behind others so much later."""
+        found = {}
+        for key in self._groups:
+            moments = order.not_before_s.get(f"{key:016x}", ())
+            if moments and math.isfinite(moments[0]):
+                turn_s = min(self._turn_s(order, f"{key:016x}"), order.patience_s)
+                found[key] = max(round((moments[0] + turn_s) * 1e9), 1)
         return found
 
     def _turn_s(self, order: Order, name: str) -> float:
@@ -349,6 +385,7 @@ class Conductor:
             return
         delays = self._delays(order) if self._pacer is not None and self._pacer.is_paced else {}
         self._wanted = set(delays)
+        self._moments = self._until(order)
         if not delays and not self._sent:
             return
         self._order_ns = now_ns
@@ -367,13 +404,9 @@ class Conductor:
             for key, delay_ns in own.items():
                 by_group.setdefault(key, []).append((rank, delay_ns))
         self._number += 1
-        self._publish(
-            bus.Hold(
-                number=self._number,
-                ttl_s=self.limits.ttl_s,
-                delays=tuple((key, tuple(ranks)) for key, ranks in _most_waited(by_group, self._groups)),
-            )
-        )
+        chosen = tuple((key, tuple(ranks)) for key, ranks in _most_waited(by_group, self._groups))
+        moments = tuple((key, self._moments[key]) for key, _ in chosen if key in self._moments)
+        self._publish(bus.Hold(number=self._number, ttl_s=self.limits.ttl_s, delays=chosen, moments=moments))
 
     def _change(self, step: int, phase: str | Phase, why: str) -> None:
         change = PacingChange(at=self._now(), step=max(step, 0), mode=self.mode, phase=str(phase), why=why)

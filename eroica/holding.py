@@ -63,11 +63,13 @@ class Holding:
             for rank, delay_ns in delays:
                 if delay_ns > 0:
                     of_rank.setdefault(rank, {})[group] = min(delay_ns, MOST_DELAY_NS)
+        moments = dict(message.moments)
         for rank, path in rings.items():
             own = dict(list(of_rank.get(rank, {}).items())[:MOST_GROUPS])
             if own:
                 self._held.add(path)
-                self._post(path, pack(Holds(now_ns, until_ns, own)))
+                until = {group: moments[group] for group in own if group in moments}
+                self._post(path, pack(Holds(now_ns, until_ns, own, until)))
             elif path in self._held:
                 self._release(path)
 

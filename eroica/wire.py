@@ -233,6 +233,8 @@ def _arrivals_fit(message: bus.Arrived) -> bool:
         and 0 <= one.held_ns <= MOST_COUNT
         and len(one.firsts) <= MOST_RECORDS
         and all(-1 <= duration <= MOST_COUNT for _, _, duration in one.firsts)
+        and len(one.entered_ns) in (0, len(one.firsts))
+        and all(-1 <= since <= MOST_COUNT for since in one.entered_ns)
         for one in message.arrivals
     )
 
@@ -241,6 +243,12 @@ def _delays_fit(message: bus.Hold) -> bool:
     return len(message.delays) <= MOST_GROUPS and all(
         0 <= group < 1 << 64 and all(0 <= rank <= MOST_RANK and 0 <= ns <= MOST_DELAY_NS for rank, ns in ranks)
         for group, ranks in message.delays
+    )
+
+
+def _moments_fit(message: bus.Hold) -> bool:
+    return len(message.moments) <= MOST_GROUPS and all(
+        0 <= group < 1 << 64 and 0 < moment <= MOST_COUNT for group, moment in message.moments
     )
 
 
@@ -272,6 +280,7 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
     ),
     "arrivals": _arrivals_fit,
     "delays": _delays_fit,
+    "moments": _moments_fit,
     "text": lambda message: len(message.text) <= MOST_TEXT,
     "notes": _short("notes"),
     "counters": _short("counters"),

@@ -41,6 +41,8 @@ class Job:
     is_free: bool = True
     obeys: bool = True
     groups: tuple[int, ...] = (KEY,)
+    rotates: bool = False
+    """Another rank is the last one in each step, and all can tell when they came."""
     lies: dict[int, int] = field(default_factory=dict)
     """Rank -> the duration that it claims."""
     sent: list[bus.Message] = field(default_factory=list)
@@ -71,9 +73,14 @@ class Job:
             length_ns = round(0.2 * SECOND * (1 - self.gain * is_held) * np.exp(0.01 * self.random.standard_normal()))
             self.now_ns += length_ns
             for rank in range(4):
-                duration = 10 * MS + (0 if rank == 3 else 30 * MS)
+                is_last = rank == (self.step % 4 if self.rotates else 3)
+                duration = 10 * MS + (0 if is_last else 30 * MS)
                 firsts = tuple((key, self.step, self.lies.get(rank, duration)) for key in self.groups)
-                told = Arrival(self.step, length_ns, self._held.get(rank, 0), firsts)
+                held_ns, entered = self._held.get(rank, 0), tuple[int, ...]()
+                if self.rotates:
+                    held_ns = 0 if is_last else held_ns
+                    entered = ((120 if is_last else 90) * MS,) * len(firsts)
+                told = Arrival(self.step, length_ns, held_ns, firsts, entered)
                 groups = tuple(bus.Met(group=key, name="data", size=4) for key in self.groups)
                 self.conductor.handle(bus.Arrived(rank=rank, groups=groups, arrivals=(told,)), self.now_ns)
             self.step += 1
@@ -104,6 +111,21 @@ def test_where_it_gains_nothing_or_costs_it_is_given_up_and_nobody_is_held(gain:
     job.run(400)
     assert job.changes[-1].phase == "resting" and "no gain" in job.changes[-1].why
     assert not delays(job.holds[-1]) and not job.conductor.state("waves").is_held
+
+
+def test_ranks_that_are_late_in_turn_are_held_until_the_last_one_usually_comes_and_not_beyond() -> None:
+    job = Job(gain=0.1, rotates=True)
+    job.run(400)
+    assert job.conductor.state("waves").phase == "on", "the last one of each step is free, as it is to be"
+    for hold in job.holds:
+        assert dict(hold.moments) == ({KEY: 120 * MS} if hold.delays else {})
+    assert any(set(delays(hold)) == {0, 1, 2, 3} for hold in job.holds)
+
+
+def test_ranks_that_are_free_though_they_come_before_the_moment_do_not_follow() -> None:
+    job = Job(gain=0.1, rotates=True, obeys=False)
+    job.run(40 + STRAYS)
+    assert job.changes[-1].why == "ranks are not held as ordered" and not delays(job.holds[-1])
 
 
 def test_orders_that_take_long_to_arrive_spoil_no_trial() -> None:
@@ -211,10 +233,19 @@ def test_the_first_collective_of_each_step_is_told_once_its_iteration_is_over() 
     arrivals.feed(first, [*first, held])
     assert arrivals.take([_lap(1)]) == [], "of the step in which a group is met first, calls may be missing"
     assert arrivals.take([_lap(1), _lap(2), _lap(3)]) == [
-        Arrival(1, 90, 0, ((KEY, 2, 7),)),
-        Arrival(2, 90, 3, ((KEY, 4, 9),)),
+        Arrival(1, 90, 0, ((KEY, 2, 7),), (-1,)),
+        Arrival(2, 90, 3, ((KEY, 4, 9),), (-1,)),
     ]
     assert arrivals.take([_lap(2), _lap(3)]) == []
+
+
+def test_when_a_rank_came_is_told_by_the_end_of_the_step_before() -> None:
+    arrivals = Arrivals()
+    calls = [_record(n, COLLECTIVE, n, 100 * n + 40, 5, n) for n in range(4)]
+    steps = [_record(10 + n, STEP, n, 100 * n + 70, 20, n + 1) for n in range(2)]
+    arrivals.feed([*calls, *steps], [*calls, *steps])
+    told = arrivals.take([_lap(1), _lap(2), _lap(3), _lap(4)])
+    assert [(one.step, one.entered_ns) for one in told] == [(1, (50,)), (2, (50,)), (3, (-1,))]
 
 
 def test_an_end_that_comes_later_is_waited_for_and_one_that_never_comes_is_not_seen() -> None:
@@ -230,9 +261,11 @@ def test_an_agent_leaves_in_each_ring_what_its_rank_is_asked_for_and_takes_it_ba
     rings = [Ring.create(tmp_path / f"r{rank}.ring", rank=rank, world_size=2, capacity=8) for rank in range(2)]
     paths = {rank: one.path for rank, one in enumerate(rings)}
     holding = Holding()
-    holding.hold(bus.Hold(number=1, ttl_s=2.0, delays=((KEY, ((0, 5 * MS), (7, MS))),)), paths, SECOND)
+    asked = bus.Hold(number=1, ttl_s=2.0, delays=((KEY, ((0, 5 * MS), (7, MS))),), moments=((KEY, MS), (OTHER, MS)))
+    holding.hold(asked, paths, SECOND)
     found = parse(rings[0].holds)
     assert found is not None and found.delay_ns == {KEY: 5 * MS} and found.until_ns == 3 * SECOND
+    assert found.moment_ns == {KEY: MS}
     assert rings[1].words[ring.HOLDS] == 0
     holding.hold(bus.Hold(number=2, ttl_s=2.0, delays=((KEY, ((1, 5 * MS),)),)), paths, 2 * SECOND)
     assert rings[0].words[ring.HOLDS] == 0 and rings[1].words[ring.HOLDS]
@@ -260,7 +293,10 @@ def test_claims_beyond_all_bounds_do_not_travel() -> None:
         replace(arrived, arrivals=(Arrival(7, 0, 0, ()),)),
         replace(arrived, arrivals=(Arrival(7, 1, 0, ((KEY, 1, -2),)),)),
         replace(arrived, groups=(bus.Met(group=KEY, name="alone", size=1),)),
+        replace(arrived, arrivals=(Arrival(7, 1, 0, ((KEY, 1, 2),), (-2,)),)),
+        replace(arrived, arrivals=(Arrival(7, 1, 0, ((KEY, 1, 2),), (3, 3)),)),
         replace(hold, ttl_s=1e9),
+        replace(hold, moments=((KEY, 0),)),
         replace(hold, delays=((KEY, ((0, SECOND),)),)),
     ]
     for claim in wrong:

@@ -39,14 +39,15 @@ class Rank:
         self.slept_ns.append(round(seconds * 1e9))
         self.now_ns += round(seconds * 1e9)
 
-    def order(self, delays: dict[int, int], ttl_ns: int = 10 * SECOND) -> None:
-        post_holds(self.ring.path, pack(Holds(self.now_ns, self.now_ns + ttl_ns, delays)) if delays else b"")
+    def order(self, delays: dict[int, int], ttl_ns: int = 10 * SECOND, moments: dict[int, int] | None = None) -> None:
+        holds = Holds(self.now_ns, self.now_ns + ttl_ns, delays, moments or {})
+        post_holds(self.ring.path, pack(holds) if delays else b"")
 
-    def enter(self, group: int, step: int, cap_ns: int = MOST_DELAY_NS) -> int:
+    def enter(self, group: int, step: int, cap_ns: int = MOST_DELAY_NS, since_ns: int | None = None) -> int:
         """For how long a collective is held, as the kernel would have it."""
         before = len(self.slept_ns)
         if self.ring.words[HOLDS]:
-            self.gate.hold(self.ring, group, step, cap_ns)
+            self.gate.hold(self.ring, group, step, cap_ns, 0 if since_ns is None else self.now_ns - since_ns)
         return sum(self.slept_ns[before:])
 
 
@@ -62,6 +63,15 @@ def test_the_first_collective_of_each_step_is_held_and_no_other(rank: Rank) -> N
     rank.order({7: 20 * MS})
     assert rank.enter(7, 4) == 0, "earlier collectives of this step may have passed"
     assert [rank.enter(7, 5), rank.enter(7, 5), rank.enter(8, 5), rank.enter(7, 6)] == [20 * MS, 0, 0, 20 * MS]
+
+
+def test_nobody_is_held_beyond_the_moment_of_its_own_step_nor_who_cannot_tell_it(rank: Rank) -> None:
+    rank.order({7: 20 * MS, 8: 20 * MS}, moments={7: 100 * MS})
+    rank.enter(7, 0)
+    cases = ((50 * MS, 20 * MS), (90 * MS, 10 * MS), (100 * MS, 0), (150 * MS, 0), (None, 0))
+    for step, (since_ns, held_ns) in enumerate(cases, start=1):
+        assert rank.enter(7, step, since_ns=since_ns) == held_ns
+        assert rank.enter(8, step, since_ns=since_ns) == 20 * MS, "of this group no moment is known"
 
 
 def test_every_hold_is_a_record_of_the_ring_and_counts(rank: Rank) -> None:
@@ -133,10 +143,11 @@ def test_bytes_that_are_no_order_hold_nobody(data: bytes) -> None:
     assert parse(data) is None
 
 
-@given(st.integers(0, 55), st.integers(0, 7))
+@given(st.integers(0, 71), st.integers(0, 7))
 def test_a_half_written_order_is_none(byte: int, bit: int) -> None:
-    whole = bytearray(pack(Holds(77, 5 * SECOND, {7: 20 * MS, 1 << 63: 3})))
-    assert parse(bytes(whole)) == Holds(77, 5 * SECOND, {7: 20 * MS, 1 << 63: 3})
+    order = Holds(77, 5 * SECOND, {7: 20 * MS, 1 << 63: 3}, {7: 9 * MS})
+    whole = bytearray(pack(order))
+    assert parse(bytes(whole)) == order
     whole[byte] ^= 1 << bit
     assert parse(bytes(whole)) is None
 

@@ -116,6 +116,7 @@ def test_commands_in_the_documents_exist() -> None:
 @pytest.mark.slow
 def test_the_code_in_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
+
     blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.M | re.S)
     assert len(blocks) >= 2
     monkeypatch.chdir(tmp_path)

@@ -239,6 +239,7 @@ def test_a_timeline_without_pyarrow_says_what_to_install(monkeypatch: pytest.Mon
 def test_a_parquet_file_of_something_else_is_ignored_or_refused(tmp_path: Path) -> None:
     import pyarrow
     import pyarrow.parquet as parquet
+
     path = tmp_path / "other.parquet"
     parquet.write_table(pyarrow.table({"a": [1]}), path)
     write(tmp_path / "rank0.json", trace_of(0))
@@ -251,6 +252,7 @@ def test_a_parquet_file_of_something_else_is_ignored_or_refused(tmp_path: Path) 
 def test_rows_of_a_timeline_without_a_time_are_counted(tmp_path: Path) -> None:
     import pyarrow
     import pyarrow.parquet as parquet
+
     columns = {"dp_rank": [0, 0, 1], "stage": [0, 0, 0], "rank": [0, 0, 1], "step": [5, 5, 5], "seq_id": [0, 0, 0]}
     times = {"optype": ["forward-compute"] * 3, "start_ts": [0.0, float("nan"), 0.5], "duration": [1.0, 1.0, -1.0]}
     path = tmp_path / "t.parquet"

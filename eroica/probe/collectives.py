@@ -211,7 +211,7 @@ def _kernel(torch: Any, distributed: Any, name: str) -> Callable[..., Any]:
                 line, peer = group.line, -1
                 if ring.words[HOLDS] and not is_message:
                     step = recorder.num_steps or recorder.num_nexts
-                    begin_ns = gate.hold(ring, group.key, step, group.most_held_ns) or begin_ns
+                    begin_ns = gate.hold(ring, group.key, step, group.most_held_ns, recorder.stepped_ns) or begin_ns
                 if is_message:
                     peer = args[2] if name != "recv_any_source_" else -1
                     line = group.messages.get((name, peer)) or _first(ring, group, name, peer)

@@ -1,11 +1,12 @@
 """The gate: where a rank that would only wait is held back for a moment before it enters a collective.
 
-An agent leaves in the ring for how long, by group (`holds`); the gate holds the rank at the first collective of each
-step on that group. It is the one place where the probe waits, and it only sleeps: without the GIL, on the host, before
-the call is handed on as it came, so that results stay the same bit for bit. Its bounds hold whatever lies in the ring:
-a cap of each step, a share of the group's timeout, and the end of the order by the rank's own clock, so that nobody is
-held for longer than the TTL once agent or coordinator are gone. It does not hold while a graph is captured or compiled,
-while an exception is on its way, or while a profiler records: what a trace shows is the job's own.
+An agent leaves in the ring for how long, by group (`holds`), and mostly until which moment of the rank's own step, so
+that who is late is not held; the gate holds the rank at the first collective of each step on that group. It is the one
+place where the probe waits, and it only sleeps: without the GIL, on the host, before the call is handed on as it came,
+so that results stay the same bit for bit. Its bounds hold whatever lies in the ring: a cap of each step, a share of the
+group's timeout, and the end of the order by the rank's own clock, so that nobody is held for longer than the TTL once
+agent or coordinator are gone. It does not hold while a graph is captured or compiled, while an exception is on its way,
+or while a profiler records: what a trace shows is the job's own.
 
 Where nothing is asked for, the kernel looks at one word of the ring and does not come here.
 """
@@ -46,8 +47,10 @@ class Gate:
         """Group -> the last step in which it was met here."""
         self._num = 0
 
-    def hold(self, ring: Ring, group: int, step: int, cap_ns: int) -> int:
-        """Hold this rank, if it is to be. Returns the moment at which it goes on; 0: it was not held."""
+    def hold(self, ring: Ring, group: int, step: int, cap_ns: int, stepped_ns: int = 0) -> int:
+        """Hold this rank, if it is to be. Returns the moment at which it goes on; 0: it was not held.
+
+        `stepped_ns`: when the optimizer step before was done, by CLOCK_MONOTONIC; 0: there was none."""
         now_ns = self._clock()
         word = ring.words[HOLDS]
         holds = self._holds
@@ -70,7 +73,7 @@ class Gate:
         if self._seen.get(group) == step:
             return 0
         self._seen[group] = step
-        delay_ns = holds.of(group, now_ns, min(cap_ns, self._left_ns))
+        delay_ns = holds.of(group, now_ns, min(cap_ns, self._left_ns), now_ns - stepped_ns if stepped_ns else None)
         if delay_ns < _LEAST_NS or sys.exception() is not None or not self._is_free():
             return 0
         self._left_ns -= delay_ns

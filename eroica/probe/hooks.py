@@ -153,6 +153,7 @@ class _Steps:
                 now_ns = monotonic_ns()
                 ring.end(self.number, now_ns - self.begin_ns, False)
                 RECORDER.num_steps = num_steps = RECORDER.num_steps + 1
+                RECORDER.stepped_ns = now_ns
                 ring.set(NUM_STEPS, num_steps)
                 RECORDER.capture.stepped(ring, num_steps, RECORDER.num_nexts)
                 if num_steps % LOOK_EVERY == 1:
@@ -207,8 +208,9 @@ def _counted_by_scaler(optimizer: Any) -> None:
         steps = RECORDER.num_steps
         flags = SKIPPED if is_skipped else 0
         source = _numbers.get(id(optimizer)) or _number(optimizer)
-        ring.end(ring.begin(what(STEP, flags=flags), monotonic_ns(), -1, source, steps + 1, 0, steps), 0, False)
-        RECORDER.num_steps = steps + 1
+        now_ns = monotonic_ns()
+        ring.end(ring.begin(what(STEP, flags=flags), now_ns, -1, source, steps + 1, 0, steps), 0, False)
+        RECORDER.num_steps, RECORDER.stepped_ns = steps + 1, now_ns
         ring.set(NUM_STEPS, steps + 1)
         ring.add(NUM_SKIPPED, int(is_skipped))
         RECORDER.capture.stepped(ring, steps + 1, RECORDER.num_nexts)

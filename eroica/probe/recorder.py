@@ -58,6 +58,8 @@ class Recorder:
         self.num_nexts = 0
         self.num_steps = 0
         """Outermost optimizer steps completed, those that a gradient scaler left out included."""
+        self.stepped_ns = 0
+        """When the last of them was done, by CLOCK_MONOTONIC; 0: there was none."""
         self.depth = 0
         """Optimizer steps that are under way, one inside of the other."""
         self.pending: set[int] = set()
