@@ -142,8 +142,8 @@ def _figures(off: Sequence[Float64s], on: Sequence[Float64s]) -> tuple[float, fl
 def table(pieces: Sequence[Piece]) -> list[str]:
     """Rows of Markdown, one for each arm and rate."""
     lines = [
-        "| held until | core link | jobs, pairs of blocks | iterations off, on | held, ms | ms off | ms on | throughput "
-        "[95 %] | CV off | CV on | change of CV [95 %] |",
+        "| held until | core link | jobs, pairs of blocks | iterations off, on | held, ms | ms off | ms on | "
+        "throughput [95 %] | CV off | CV on | change of CV [95 %] |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     random = np.random.default_rng(0)
