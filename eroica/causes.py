@@ -7,6 +7,7 @@ work, counts and counters; where two causes fit, the weaker claim is made.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -270,13 +271,26 @@ OWN_CORE = 0.95
 """A training thread that gets this much of the CPU time that it wants loses no time worth telling to other programs."""
 
 
-def granted(stacked: Stacked, rows: npt.NDArray[np.intp], *activities: Activity) -> float:
-    """Share of the CPU time wanted that training threads of these ranks got in activities; NaN = not measured."""
-    columns = np.flatnonzero([f.activity in activities for f in stacked.functions])
-    cells = np.ix_(rows, columns)
+def granted_each(stacked: Stacked, *activities: Activity) -> npt.NDArray[np.float64]:
+    """(W,) Share of the CPU time wanted that each rank's training thread got in activities; NaN = not measured."""
+    told, weight = _told_grants(stacked, np.arange(len(stacked), dtype=np.intp), activities)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray((told * weight).sum(axis=1) / weight.sum(axis=1), np.float64)
+
+
+def granted(stacked: Stacked, rows: npt.NDArray[np.intp], activity: Activity) -> float:
+    """The same of several ranks together, in one activity."""
+    told, weight = _told_grants(stacked, rows, (activity,))
+    return float((told * weight).sum() / weight.sum()) if weight.any() else float("nan")
+
+
+def _told_grants(
+    stacked: Stacked, rows: npt.NDArray[np.intp], activities: Sequence[Activity]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """(ranks, functions) Shares, and shares of the critical path where they were measured; 0 elsewhere."""
+    cells = np.ix_(rows, np.flatnonzero([f.activity in activities for f in stacked.functions]))
     told = np.where(stacked.mu_source[cells] == MU_SOURCES.index("cpu_granted"), stacked.mu[cells], np.nan)
-    weight = np.where(np.isfinite(told), stacked.beta[cells], 0.0)
-    return float((np.nan_to_num(told) * weight).sum() / weight.sum()) if weight.any() else float("nan")
+    return np.nan_to_num(told), np.where(np.isfinite(told), stacked.beta[cells], 0.0)
 
 
 CROWDED = 0.7

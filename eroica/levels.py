@@ -23,6 +23,7 @@ from eroica.causes import (
     Cause,
     cause_of,
     granted,
+    granted_each,
     launches_block,
     other_threads,
 )
@@ -276,20 +277,16 @@ def _crowded_hosts(stacked: Stacked, baseline: Stacked, gap_s: float) -> Excess 
     kinds = [int(activity) for activity in ON_THE_CPU]
     now_s, then_s = (of.activity_beta[:, kinds] * of.iteration_s[:, None] for of in (stacked, baseline))
     rise_s = now_s - then_s
-    is_starved = np.zeros(len(stacked), bool)
-    shares = np.full((2, len(stacked)), np.nan)
-    for row in range(len(stacked)):
-        here = np.array([row], np.intp)
-        shares[:, row] = [granted(of, here, *ON_THE_CPU) for of in (stacked, baseline)]
-        now, then = shares[:, row]
-        if not (0 < now < CROWDED and now < then):
-            continue
+    shares = [granted_each(of, *ON_THE_CPU) for of in (stacked, baseline)]
+    with np.errstate(divide="ignore", invalid="ignore"):
         # No kind takes longer by more than what it took and what is granted less; the rest needs another cause.
-        explained_s = np.minimum(then_s[row] * (then / now - 1), np.maximum(rise_s[row], 0.0)).sum()
-        whole_s = float(rise_s[row].sum())
-        is_starved[row] = whole_s >= ALIKE * gap_s and explained_s >= STARVATION_EXPLAINS * whole_s
-    hosts = np.array([host or "" for host in stacked.hosts])
-    if not len(hosts) or any(is_starved[hosts == host].mean() < 0.5 for host in set(hosts.tolist())):
+        longer = then_s * (shares[1] / shares[0] - 1)[:, None]
+        explained_s = np.fmin(longer, np.maximum(rise_s, 0.0)).sum(axis=1)
+    whole_s = rise_s.sum(axis=1)
+    is_starved = (shares[0] > 0) & (shares[0] < CROWDED) & (shares[0] < shares[1])
+    is_starved &= (whole_s >= ALIKE * gap_s) & (explained_s >= STARVATION_EXPLAINS * whole_s)
+    _, host = np.unique(np.array([name or "" for name in stacked.hosts]), return_inverse=True)
+    if not len(host) or (np.bincount(host, is_starved) < 0.5 * np.bincount(host)).any():
         return None
     slow = np.flatnonzero(is_starved)
     seconds = min(float(np.median(rise_s[slow].sum(1))), gap_s)
