@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from eroica import cli
+from eroica import cli, cli_output
 from eroica.findings import from_json, to_json
 from tests import samples
 
@@ -290,7 +290,7 @@ def test_a_terminal_without_unicode_still_gets_the_answer(tmp_path: Path) -> Non
 def test_reports_replace_older_ones_whole_and_leave_nothing_else(tmp_path: Path) -> None:
     diagnosis, detail = samples.slow_input()
     for _ in range(2):
-        cli._write_reports(tmp_path / "out", diagnosis, detail)
+        cli_output.write_reports(tmp_path / "out", diagnosis, detail)
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["diagnosis.json", "report.html"]
     assert from_json(json.loads((tmp_path / "out" / "diagnosis.json").read_text())).verdict == diagnosis.verdict
     assert (tmp_path / "out" / "report.html").stat().st_mode & 0o777 == 0o666 & ~_umask()
