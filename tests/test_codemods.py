@@ -604,6 +604,13 @@ def test_a_function_that_only_writes_is_handed_over_whole() -> None:
     gone, came = changed("saves behind training", source, lead(source, "checkpoint_io", "time.sleep"))
     assert gone == ["write({'model': model.state_dict(), 'step': step}, f'{step}.pt')"]
     assert "_save_behind(write, {'model': model.state_dict(), 'step': step}, f'{step}.pt')" in came
+    asks = source.replace("torch.save(state, path + '.new')", "torch.save(state.state_dict(), path + '.new')")
+    asks = asks.replace("write({'model': model.state_dict(), 'step': step}", "write(model.module")
+    seen = outcome("saves behind training", asks, lead(asks, "checkpoint_io", "time.sleep"))
+    assert isinstance(seen, Change)
+    assert "_save_behind(write, _Taken(model.module), f'{step}.pt')" in seen.after and "class _Taken" in seen.after
+    near = asks.replace("os.replace(path", "print(state)\n    os.replace(path")
+    assert "copy of states" in refused("saves behind training", near, lead(near, "checkpoint_io", "time.sleep"))
     near = source.replace("write({'model': model.state_dict(), 'step': step}", "write(model")
     assert "copy of states" in refused("saves behind training", near, lead(near, "checkpoint_io", "time.sleep"))
     near = source.replace("    time.sleep(0.5)\n", "    global last\n")

@@ -36,7 +36,7 @@ _READS = frozenset(
      "get_rank", "get_last_lr", "memory_allocated", "max_memory_allocated", "memory_reserved", "dumps", "fileno",
      "get_world_size",
      "state_dict", "dict", "list", "tuple", "repr", "hex", "getpid", "clone", "double", "exp", "log", "sorted",
-     "items", "values", "keys", "parameters", "named_parameters", "flatten", "stack", "cat", "square", "pow"}
+     "Path", "items", "values", "keys", "parameters", "named_parameters", "flatten", "stack", "cat", "square", "pow"}
 )  # fmt: skip
 """Calls within a report that change nothing."""
 _DOES = frozenset({"print", "fsync", "sleep", "dump", "makedirs", "mkdir", "open"})
@@ -190,13 +190,17 @@ def _is_report(sources: Sources, code: Code, statement: ast.stmt, depth: int = 2
 def is_reporter(sources: Sources, code: Code, name: str, depth: int = 1, also: Sequence[str] = ()) -> bool:
     """A function of the repository that gives nothing back, keeps nothing and only tells. `also`: full names of
     functions that it may call, too."""
+    found = function_named(sources, code, name)
+    return found is not None and _only_tells(sources, *found, depth, also)
+
+
+def function_named(sources: Sources, code: Code, name: str) -> tuple[Code, ast.FunctionDef] | None:
+    """The function of this name at the top of `code`, else of the one other file that has one."""
     found = [(code, code.named(name))] if code.named(name) else [
         (c, c.named(name)) for c in sources.mentioning(f"def {name}") if c.named(name)
     ]  # fmt: skip
-    if len(found) != 1:
-        return False
-    where, function = found[0]
-    return isinstance(function, ast.FunctionDef) and _only_tells(sources, where, function, depth, also)
+    where, function = found[0] if len(found) == 1 else (code, None)
+    return (where, function) if isinstance(function, ast.FunctionDef) else None
 
 
 def _only_tells(

@@ -3,8 +3,8 @@
 `torch.save(state, path)` in a training loop, or a function of the repository that only writes what it is given, works
 on a copy of the state in a thread; the next save waits for the one before, so that files appear in order, and behind
 the loop the last one is waited for, so that its errors are still raised. It applies where the state can be copied
-(dictionaries of state_dict() and plain values) and nobody looks at the file right away: no rename, upload, load or
-barrier follows in the same block.
+(dictionaries of state_dict() and plain values, or what a function asks for its state_dict() and for nothing else) and
+nobody looks at the file right away: no rename, upload, load or barrier follows in the same block.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 
 from eroica.assist.change import Change, Lead, Refusal
-from eroica.assist.codemods.reports import is_reporter
+from eroica.assist.codemods.reports import function_named, is_reporter
 from eroica.assist.codemods.training import spots, training_loops
 from eroica.assist.reading import Code, Loop, Sources, called, has_stars, here
 from eroica.assist.rewriting import Rewrite, UnfitError
@@ -31,6 +31,20 @@ def _save_behind(write, *given):
     """Have copies of what is given written while training goes on."""
     _finish_saves()
     _saves.append(_writer.submit(write, *copy.deepcopy(given)))
+'''
+_TAKEN = '''
+
+class _Taken:
+    """The state of something at this moment, for who asks it for nothing else."""
+
+    def __init__(self, of):
+        self._state = copy.deepcopy(of.state_dict())
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def state_dict(self):
+        return self._state
 '''
 _HARMLESS = frozenset(
     {"print", "info", "debug", "log", "makedirs", "mkdir", "state_dict", "join", "format", "str", "flush"}
@@ -57,7 +71,7 @@ def propose(sources: Sources, lead: Lead) -> Change | Refusal:
                        "no torch.save stands in a training loop of the repository")  # fmt: skip
     code, call, loop = next(iter(found.values()))
     try:
-        return _behind(code, call, loop)
+        return _behind(sources, code, call, loop)
     except UnfitError as error:
         return Refusal(str(error))
 
@@ -71,22 +85,41 @@ _WRITES = ("torch.save", "os.replace", "os.rename", "os.makedirs", "shutil.move"
 
 def _is_writer(sources: Sources, code: Code, call: ast.Call) -> bool:
     """A function of the repository that saves what it is given, and does nothing else."""
-    function = code.named(called(call)) if isinstance(call.func, ast.Name) else None
-    return (
-        isinstance(function, ast.FunctionDef)
-        and bool(_saves(code, list(here(function.body))))
-        and is_reporter(sources, code, function.name, also=_WRITES)
-    )
+    found = function_named(sources, code, called(call)) if isinstance(call.func, ast.Name) else None
+    if found is None:
+        return False
+    where, function = found
+    return bool(_saves(where, list(here(function.body)))) and is_reporter(sources, code, function.name, also=_WRITES)
 
 
-def _behind(code: Code, call: ast.Call, loop: Loop) -> Change | Refusal:
+def _asked_for_states(sources: Sources, code: Code, call: ast.Call) -> list[ast.expr]:
+    """What is given to a function of the repository that asks it for its state_dict() and for nothing else."""
+    found = function_named(sources, code, called(call)) if isinstance(call.func, ast.Name) else None
+    if found is None:
+        return []
+    function = found[1]
+    asked = []
+    for given, parameter in zip(call.args, function.args.args, strict=False):
+        uses = [n for n in here(function.body) if isinstance(n, ast.Name) and n.id == parameter.arg]
+        states = [
+            n.func.value
+            for n in here(function.body)
+            if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr == "state_dict"
+        ]
+        if uses and all(any(use is state for state in states) for use in uses):
+            asked.append(given)
+    return asked
+
+
+def _behind(sources: Sources, code: Code, call: ast.Call, loop: Loop) -> Change | Refusal:
     where = f"{code.path}:{call.lineno}"
     statement = code.statement(call)
     if not isinstance(statement, ast.Expr) or statement.value is not call:
         return Refusal(f"{where} is no statement of its own")
     if not call.args or call.keywords or has_stars(call):
         return Refusal(f"{where} is given more than a state and a path")
-    states = [one for one in call.args if _is_copied(code, one)]
+    asked = _asked_for_states(sources, code, call)
+    states = [one for one in call.args if one in asked or _is_copied(code, one)]
     if not states or not all(one in states or _is_value(one) for one in call.args):
         return Refusal(f"what {where} saves cannot be told to be a copy of states")
     if code.function(call) is None:
@@ -115,10 +148,10 @@ def _behind(code: Code, call: ast.Call, loop: Loop) -> Change | Refusal:
     if first is None or first.decorator_list:
         return Refusal(f"{code.path} has no place for a function of its own")
     rewrite = Rewrite(code)
-    given = ", ".join(code.source(one) for one in call.args)
+    given = ", ".join(f"_Taken({code.source(one)})" if one in asked else code.source(one) for one in call.args)
     rewrite.replace(call, f"_save_behind({code.source(call.func)}, {given})")
     rewrite.after(outermost, "_finish_saves()\n")
-    rewrite.before(first, _HELPER)
+    rewrite.before(first, _HELPER + (_TAKEN if asked else ""))
     for module in ("copy", "concurrent.futures"):
         rewrite.need_import(module)
     return Change(
