@@ -14,7 +14,7 @@ help:
 	@echo '             training under transformers, accelerate, Lightning and torchdata, and a client of MCP, which it installs (npm)'
 	@echo 'make check   format, lint, types, layers and the quick tests, under a minute'
 	@echo 'make bench   speed, with the peers measured beside it'
-	@echo 'make evals   the catalogue of faults, live ones too, once through: evals/SCOREBOARD.md (under an hour)'
+	@echo 'make evals   the catalogue of faults, live ones too, once through: evals/SCOREBOARD.md (an hour and a half)'
 	@echo 'make evals-full  each live case five times, and all sizes and shapes of every fault (a night)'
 	@echo 'make format  rewrite the sources as ruff wants them'
 	@echo 'make clean   remove what make built'

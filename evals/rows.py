@@ -1,6 +1,6 @@
 """Results of the catalogue: one JSON line per run of a case, and one per start of the runner that tells what it ran on.
 
-Lines, because a run of the whole catalogue takes most of an hour and may be killed at any moment: what was done then
+Lines, because a run of the whole catalogue takes an hour and a half and may be killed at any moment: what was done then
 stays, the line that was cut is dropped, and `--resume` goes on behind it. Used by `evals.__main__`, which writes them,
 and `evals.board`, which shows them; nothing here judges.
 """
