@@ -3,7 +3,7 @@
 For traces that outgrow a machine, terabytes of them, where the workers stand near the files. Nothing of the analysis is
 here: `offline` gives this executor the same task as a process of its own, a path in and some kilobytes out. So the
 client holds summaries alone, however large the traces are; a worker holds as many traces at a time as it has threads,
-each of up to half of its file.
+each of up to two thirds of its file.
 
 A cluster loses workers. Dask gives what a dead worker was reading to another one, a few times; a trace that cannot be
 read after that fails alone, with one sentence, and so do all that are left when nobody is there to read them. Dask
