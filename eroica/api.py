@@ -279,7 +279,7 @@ def add_events(app: FastAPI, chronicle: Chronicle, most: int, is_closing: Callab
 
     @app.get("/v1/events", response_class=StreamingResponse)
     async def events(last_event_id: Annotated[str | None, Header(max_length=60)] = None) -> StreamingResponse:
-        """Tells what happens as it happens (server-sent events): incident, window, said."""
+        """Tells what happens as it happens (server-sent events): incident, window, pacing, said."""
         if len(listeners) >= most:
             raise UnavailableError(f"{most} others listen already; try again later")
         after = chronicle.events.last if last_event_id is None else chronicle.events.number_of(last_event_id)

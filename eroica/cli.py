@@ -5,7 +5,8 @@ It turns arguments into calls, and results and errors into text (`cli_output`) a
 stdout holds results only; progress and messages go to stderr, progress only on a terminal. What a command needs is
 imported when it runs, so that `--help` answers at once.
 
-Exit status: 0 done, 1 failed (one sentence on stderr), 2 wrong usage, 3 a kind named by --fail-on was found.
+Exit status: 0 done, 1 failed (one sentence on stderr), 2 wrong usage, 3 a kind named by --fail-on was found, 130
+interrupted; `eroica run` has that of its job.
 """
 
 from __future__ import annotations

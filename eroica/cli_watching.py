@@ -97,10 +97,13 @@ def add(command: Adder) -> None:
         type=Path,
         default=Path("eroica-out"),
         metavar="DIR",
-        help="for the diagnoses, in a folder for each job",
+        help="for the diagnoses, in a folder for each job (default: eroica-out)",
     )
     parser.add_argument(
-        "--state", type=Path, metavar="DIR", help="for passes and the bus's configuration (default: ~/.eroica/serve)"
+        "--state",
+        type=Path,
+        metavar="DIR",
+        help="for passes, tokens, the store and the bus's configuration (default: ~/.eroica/serve)",
     )
     parser.add_argument(
         "--job",
@@ -133,8 +136,8 @@ def add(command: Adder) -> None:
         type=_address_or_off,
         default=("127.0.0.1", 0),
         metavar="HOST[:PORT]|off",
-        help="where the HTTP API is to be reached (default: this host alone, any free port); off loopback it takes the "
-        "same certificate",
+        help="where the HTTP API is to be reached (default: this host alone, any free port; off: nowhere); off "
+        "loopback it takes the same certificate",
     )
     parser.add_argument(
         "--http-name", action="append", default=[], metavar="NAME", help="a further name that the API is called by"
