@@ -251,7 +251,8 @@ def _run(options: argparse.Namespace) -> int:
     elif given is not None:
         key = _key(given.job, options)
     if options.pace != "off" and (meets or given is not None):
-        options.usage("argument --pace: with a coordinator elsewhere, pacing is switched there: eroica pace JOB")
+        where = "is not to be had where runs meet" if meets else "is switched at the coordinator: eroica pace JOB"
+        options.usage(f"argument --pace: with --bus, pacing {where}")
     frames = Frames[(options.frames or ("traced" if on_demand else "sampled")).upper()]
     plan = Run(
         command=words,

@@ -15,7 +15,6 @@ from evals.llm.planted import Planted, planted
 
 UNSOLVED = {
     "config_without_workers": "no DataLoader whose arguments are seen",  # a configuration sets the number
-    "saves_in_the_loop": "no torch.save stands in a training loop",  # in a function of another file
 }
 
 
