@@ -272,7 +272,9 @@ class Pace:
         if self.slow is None:
             self._calm.append(self._tens[-1])
             # What may be a slowdown of its own is not to be learnt as usual before it could be noticed.
-            if self.level is not None and self.windows[1].median() <= self.level.median_ns * (1 + self.limits[1] / 2):
+            # After a recovery the window begins anew, and is empty at first.
+            now = self.windows[1].median() if self.windows[1].ranked else 0.0
+            if self.level is not None and now <= self.level.median_ns * (1 + self.limits[1] / 2):
                 self._wanders_ns = tuple(self._wander(i) for i in range(len(WINDOWS)))
                 self.limits = tuple(self._limit(i, self.level) for i in range(len(WINDOWS)))
         self._hundred.append(self._tens[-1])

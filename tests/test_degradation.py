@@ -107,6 +107,12 @@ def test_recovery_is_told_and_a_second_slowdown_is_noticed_again() -> None:
     assert found[1].ended is Change.SLOW and 400 < found[1].number < 440
 
 
+@pytest.mark.parametrize("shift", range(10))
+def test_recovery_is_told_wherever_it_falls_among_ten_iterations(shift: int) -> None:
+    found = judged(noisy(3, 0.01, lambda i: 1.2 if 300 <= i < 400 + shift else 1.0, 500))
+    assert changes(found) == [Change.SLOW, Change.RECOVERED]
+
+
 def test_slower_still_is_news_again_but_more_of_the_same_is_not() -> None:
     found = judged(noisy(4, 0.01, lambda i: 1.0 if i < 300 else 1.2 if i < 2000 else 2.0, 3000))
     assert changes(found) == [Change.SLOW, Change.SLOW]
