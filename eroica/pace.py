@@ -52,6 +52,9 @@ GROWTH = 1.3
 """Times what half the distance shows: it has not been seen whole yet, and counts twice. A random walk has 1.4."""
 DISTINCT = 1.5
 """Times what independent iterations make of a median: wandering. Few medians tell less than all iterations do."""
+FARTHEST = 0.05
+"""Of the level: no pace is taken to wander by more, so that what is a quarter slower (STANDARD_ERRORS of it) is slow. A
+small slowdown that nobody noticed looks like wandering, and is not to hide a large one."""
 
 
 class _Rolling:
@@ -201,7 +204,7 @@ class Pace:
         error = 1.2533 * sigma * sqrt(min(likeness / WINDOWS[window], 1.0) + min(likeness / level.num, 1.0))
         near, far = (wander_ns / level.median_ns for wander_ns in self._wanders_ns[window])
         alone = 1.2533 * sigma * sqrt(likeness / (10 if window == 0 else 40))
-        error = max(error, near, far if far > DISTINCT * alone else 0.0) * (1 + GROWING[0] / level.num)
+        error = max(error, near, min(far, FARTHEST) if far > DISTINCT * alone else 0.0) * (1 + GROWING[0] / level.num)
         return max(EFFECT + MARGIN * error, STANDARD_ERRORS * error, guard_ns / level.median_ns - 1)
 
     def _wander(self, window: int, last: int | None = None) -> tuple[float, float]:
@@ -246,7 +249,9 @@ class Pace:
             return None
         longer = _longer(self.slow)
         now = self.windows[longer].median()
-        return now if now < self.level.median_ns * (1 + self.limits[longer] / 2) else None
+        # Where pace wanders, a longer window may be allowed more than the one that told.
+        limit = min(self.limits[self.slow], self.limits[longer])
+        return now if now < self.level.median_ns * (1 + limit / 2) else None
 
     def mark_slow(self, window: int, now_ns: float) -> None:
         """A trigger told that the median of a window is too high."""

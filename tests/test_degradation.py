@@ -442,6 +442,20 @@ def test_a_pace_that_wanders_slowly_is_seldom_suspected_and_a_step_upon_it_is_no
         assert [t for t in found if t.number >= 300] or seed in suspected
 
 
+def test_a_small_slowdown_that_nobody_noticed_hides_no_large_one() -> None:
+    for seed in range(12):
+        small_and_large = noisy(seed, 0.10, lambda i: (1.08 if i >= 500 else 1.0) * (1.3 if i >= 800 else 1.0), 900)
+        assert [t for t in judged(small_and_large) if t.change is Change.SLOW and 800 <= t.number < 840]
+
+
+def test_what_stays_slow_does_not_recover_and_begin_again_where_spells_came_before_it() -> None:
+    for seed in range(10):
+        found = judged(
+            noisy(seed, 0.02, lambda i: 1.07 if (300 <= i < 900 and i % 150 < 40) or i >= 1300 else 1.0, 1800)
+        )
+        assert len([t for t in found if t.number >= 1300]) <= 2
+
+
 @given(st.integers(0, 10**6))
 def test_a_random_healthy_job_of_a_few_hundred_steps_is_never_slow(seed: int) -> None:
     assert not {Change.SLOW, Change.DRIFT} & set(changes(judged(healthy(seed, 600))))
