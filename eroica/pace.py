@@ -256,6 +256,10 @@ class Pace:
     def mark_slow(self, window: int, now_ns: float) -> None:
         """A trigger told that the median of a window is too high."""
         self.slow, self.slowest_ns, self.settled = window, now_ns, WINDOWS[_longer(window)]
+        assert self.level is not None
+        # What led up to it was no wandering either, and is not to hide the next one.
+        while self._calm and self._calm[-1] > self.level.median_ns * (1 + self.limits[window] / 2):
+            self._calm.pop()
 
     def forget_slowness(self) -> None:
         """It is over; long windows, still half full of it, would tell of it again."""

@@ -448,6 +448,15 @@ def test_a_small_slowdown_that_nobody_noticed_hides_no_large_one() -> None:
         assert [t for t in judged(small_and_large) if t.change is Change.SLOW and 800 <= t.number < 840]
 
 
+def test_a_small_slowdown_that_was_told_does_not_hide_the_next_one_of_its_size() -> None:
+    told = []
+    for seed in range(8):
+        found = judged(noisy(seed, 0.06, lambda i: 1.08 if 400 <= i < 800 or i >= 1200 else 1.0, 1700))
+        slow = [t.number for t in found if t.change is Change.SLOW]
+        told += [slow[-1] >= 1200] if slow and slow[0] < 800 else []
+    assert told.count(True) >= 6
+
+
 def test_what_stays_slow_does_not_recover_and_begin_again_where_spells_came_before_it() -> None:
     for seed in range(10):
         found = judged(
