@@ -43,6 +43,8 @@ class Job:
     groups: tuple[int, ...] = (KEY,)
     rotates: bool = False
     """Another rank is the last one in each step, and all can tell when they came."""
+    late_ns: int = 0
+    """So much later all of them come, and so much longer it takes."""
     lies: dict[int, int] = field(default_factory=dict)
     """Rank -> the duration that it claims."""
     sent: list[bus.Message] = field(default_factory=list)
@@ -71,6 +73,7 @@ class Job:
                 self._held = self._coming.pop(0)[1] if self.obeys else self._coming.pop(0)[1] and {}
             is_held = bool(self._held)
             length_ns = round(0.2 * SECOND * (1 - self.gain * is_held) * np.exp(0.01 * self.random.standard_normal()))
+            length_ns += self.late_ns
             self.now_ns += length_ns
             for rank in range(4):
                 is_last = rank == (self.step % 4 if self.rotates else 3)
@@ -78,8 +81,8 @@ class Job:
                 firsts = tuple((key, self.step, self.lies.get(rank, duration)) for key in self.groups)
                 held_ns, entered = self._held.get(rank, 0), tuple[int, ...]()
                 if self.rotates:
-                    held_ns = 0 if is_last else held_ns
-                    entered = ((120 if is_last else 90) * MS,) * len(firsts)
+                    held_ns = 0 if is_last or self.late_ns else held_ns
+                    entered = ((120 if is_last else 90) * MS + self.late_ns,) * len(firsts)
                 told = Arrival(self.step, length_ns, held_ns, firsts, entered)
                 groups = tuple(bus.Met(group=key, name="data", size=4) for key in self.groups)
                 self.conductor.handle(bus.Arrived(rank=rank, groups=groups, arrivals=(told,)), self.now_ns)
@@ -132,6 +135,16 @@ def test_orders_that_take_long_to_arrive_spoil_no_trial() -> None:
     job = Job(gain=0.1, lag=15)
     job.run(300)
     assert job.conductor.state("waves").phase == "on"
+
+
+def test_that_all_come_after_the_moment_is_no_disobedience_and_counts_for_pacing() -> None:
+    job = Job(gain=0.1, rotates=True)
+    job.run(100)
+    assert job.conductor.state("waves").phase == "on"
+    job.late_ns = 100 * MS
+    job.run(STRAYS + 10)
+    assert job.conductor.state("waves").phase == "on" and job.conductor.state("waves").is_held
+    assert job.conductor.state("waves").iteration_s == pytest.approx(0.18 + 0.1, rel=0.05)
 
 
 def test_a_dry_run_tells_what_it_would_do_and_sends_no_order() -> None:
