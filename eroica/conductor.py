@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from statistics import median
@@ -385,13 +385,24 @@ class Conductor:
     def _send(self, order: Order, now_ns: int) -> None:
         if order.dry_run or self.mode is not Mode.ENABLE or not self._view.is_free:
             return
-        delays = self._delays(order) if self._pacer is not None and self._pacer.is_paced else {}
+        delays = self._fitting(self._delays(order)) if self._pacer is not None and self._pacer.is_paced else {}
         self._wanted = set(delays)
         self._moments = self._until(order)
         if not delays and not self._sent:
             return
         self._order_ns = now_ns
         self._publish_hold(delays)
+
+    def _fitting(self, delays: Mapping[int, Mapping[int, int]]) -> dict[int, dict[int, int]]:
+        """Those of as many groups as an order has room for: the ones that wait longest. Ranks of others are free."""
+
+        def waited(key: int) -> float:
+            waits = self._groups[key].waits
+            return -median(waits) if waits else 0.0
+
+        chosen = set(sorted({key for own in delays.values() for key in own}, key=waited)[:MOST_GROUPS])
+        fitting = {rank: {key: ns for key, ns in own.items() if key in chosen} for rank, own in delays.items()}
+        return {rank: own for rank, own in fitting.items() if own}
 
     def _release(self) -> None:
         """Nobody is held from now on."""
@@ -406,9 +417,9 @@ class Conductor:
             for key, delay_ns in own.items():
                 by_group.setdefault(key, []).append((rank, delay_ns))
         self._number += 1
-        chosen = tuple((key, tuple(ranks)) for key, ranks in _most_waited(by_group, self._groups))
-        moments = tuple((key, self._moments[key]) for key, _ in chosen if key in self._moments)
-        self._publish(bus.Hold(number=self._number, ttl_s=self.limits.ttl_s, delays=chosen, moments=moments))
+        told = tuple((key, tuple(ranks)) for key, ranks in by_group.items())
+        moments = tuple((key, self._moments[key]) for key in by_group if key in self._moments)
+        self._publish(bus.Hold(number=self._number, ttl_s=self.limits.ttl_s, delays=told, moments=moments))
 
     def _change(self, step: int, phase: str | Phase, why: str) -> None:
         change = PacingChange(at=self._now(), step=max(step, 0), mode=self.mode, phase=str(phase), why=why)
@@ -419,15 +430,3 @@ class Conductor:
 def in_words(change: PacingChange) -> str:
     """For people who follow the job."""
     return f"pacing: {change.phase + ': ' if change.phase else ''}{change.why}"
-
-
-def _most_waited(
-    by_group: Mapping[int, Sequence[tuple[int, int]]], groups: Mapping[int, _Group]
-) -> Iterable[tuple[int, Sequence[tuple[int, int]]]]:
-    """As many groups as an order has room for: those that wait longest."""
-
-    def waited(item: tuple[int, Sequence[tuple[int, int]]]) -> float:
-        waits = groups[item[0]].waits
-        return -median(waits) if waits else 0.0
-
-    return sorted(by_group.items(), key=waited)[:MOST_GROUPS]

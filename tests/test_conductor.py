@@ -15,7 +15,7 @@ from eroica.conductor import STRAYS, Conductor, Mode, View
 from eroica.errors import DataError
 from eroica.fabric.pacing import Limits
 from eroica.holding import Holding, met
-from eroica.holds import parse
+from eroica.holds import MOST_GROUPS, parse
 from eroica.ring import COLLECTIVE, PACED, STEP, Record, Ring
 from eroica.steps import Iteration
 from eroica.topology import Topology
@@ -135,6 +135,29 @@ def test_orders_that_take_long_to_arrive_spoil_no_trial() -> None:
     job = Job(gain=0.1, lag=15)
     job.run(300)
     assert job.conductor.state("waves").phase == "on"
+
+
+def test_of_more_groups_than_an_order_has_room_for_those_it_names_are_paced_and_the_others_free() -> None:
+    sent: list[bus.Message] = []
+    conductor, num_ranks, random = Conductor(sent.append), 2 * MOST_GROUPS + 4, np.random.default_rng(0)
+    conductor.wish(Mode.ENABLE, SHORT, "somebody", 0)
+    view = View(start=(1, 0), host_of={rank: "h" for rank in range(num_ranks)}, is_free=True)
+    now_ns, held = 0, dict[int, int]()
+    for step in range(300):
+        conductor.tick(view, now_ns)
+        for message in sent:
+            held = delays(message) if isinstance(message, bus.Hold) else held
+        sent.clear()
+        length_ns = round(0.2 * SECOND * (0.9 if held else 1.0) * np.exp(0.01 * random.standard_normal()))
+        now_ns += length_ns
+        for rank in range(num_ranks):
+            key = rank // 2 + 1
+            first = key, step, 10 * MS if rank % 2 else 40 * MS
+            told = Arrival(step, length_ns, held.get(rank, 0), (first,))
+            conductor.handle(
+                bus.Arrived(rank=rank, groups=(bus.Met(group=key, name="pair", size=2),), arrivals=(told,)), now_ns
+            )
+    assert conductor.state("waves").phase == "on" and len(held) == MOST_GROUPS
 
 
 def test_that_all_come_after_the_moment_is_no_disobedience_and_counts_for_pacing() -> None:
