@@ -126,6 +126,8 @@ class Conductor:
         self._strays = 0
         self._spread: deque[float] = deque(maxlen=RECENT)
         self._lengths: deque[float] = deque(maxlen=RECENT)
+        self._strides: deque[int] = deque(maxlen=RECENT)
+        """Steps of optimizers in an iteration: ranks are held in each of them."""
 
     def wish(self, mode: Mode, limits: Limits, who: str, now_ns: int) -> None:
         """Somebody says what is to be done from now on."""
@@ -149,6 +151,8 @@ class Conductor:
             ranks = self._open.setdefault(arrival.step, {})
             ranks[message.rank] = arrival
             if len(ranks) >= len(self._view.host_of):
+                if self._last_step >= 0:
+                    self._strides.append(arrival.step - self._last_step)
                 self._last_step = arrival.step
                 self._open = {step: told for step, told in self._open.items() if step > arrival.step}
                 self._joined(arrival.step, ranks, now_ns)
@@ -350,7 +354,8 @@ class Conductor:
                 if delay_s >= LEAST_S:
                     found.setdefault(rank, {})[key] = min(round(delay_s * 1e9), MOST_DELAY_NS)
         length_s = median(self._lengths) if self._lengths else 0.0
-        most_ns = min(round(self.limits.iteration_share * length_s * 1e9), MOST_DELAY_NS)
+        num_steps = median(self._strides) if self._strides else 1
+        most_ns = min(round(self.limits.iteration_share * length_s / num_steps * 1e9), MOST_DELAY_NS)
         for delays in found.values():
             # A rank in several groups pays for all of them.
             total = sum(delays.values())

@@ -43,6 +43,8 @@ class Job:
     groups: tuple[int, ...] = (KEY,)
     rotates: bool = False
     """Another rank is the last one in each step, and all can tell when they came."""
+    strides: int = 1
+    """Steps of optimizers in an iteration."""
     late_ns: int = 0
     """So much later all of them come, and so much longer it takes."""
     lies: dict[int, int] = field(default_factory=dict)
@@ -83,7 +85,7 @@ class Job:
                 if self.rotates:
                     held_ns = 0 if is_last or self.late_ns else held_ns
                     entered = ((120 if is_last else 90) * MS + self.late_ns,) * len(firsts)
-                told = Arrival(self.step, length_ns, held_ns, firsts, entered)
+                told = Arrival(self.step * self.strides, length_ns, held_ns, firsts, entered)
                 groups = tuple(bus.Met(group=key, name="data", size=4) for key in self.groups)
                 self.conductor.handle(bus.Arrived(rank=rank, groups=groups, arrivals=(told,)), self.now_ns)
             self.step += 1
@@ -224,6 +226,13 @@ def test_a_rank_in_several_groups_is_held_for_all_of_them_together_within_its_sh
         for rank in range(4):
             assert sum(ns for _, ranks in hold.delays for r, ns in ranks if r == rank) <= 0.1 * 0.22 * SECOND
     assert any(delays(hold) for hold in job.holds)
+
+
+def test_a_rank_whose_optimizers_step_several_times_is_held_in_all_steps_together_within_its_share() -> None:
+    job = Job(gain=0.1, strides=5, limits=replace(SHORT, iteration_share=0.1, max_delay_s=0.2))
+    job.run(300)
+    held = [ns for hold in job.holds for ns in delays(hold).values()]
+    assert held and 5 * max(held) <= 0.1 * 0.22 * SECOND
 
 
 def test_groups_that_share_a_link_take_turns_by_what_those_before_them_need() -> None:
