@@ -6,6 +6,7 @@ idles while others wait for it is late for a reason that its trace does not hold
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -47,8 +48,10 @@ INPUT_BOUND = 0.25
 """Share of the critical path that input must own on all ranks to be told without a past. Loaders that keep up own less
 than a hundredth (`localization.EXPECTED_BETA`), but small jobs load in the process that trains, and pay a tenth or a
 fifth for it knowingly: a quarter is no longer something beside the training."""
-WORKERS = "_MultiProcessingDataLoaderIter"
-"""In the name of a loader whose batches are made by worker processes."""
+WORKERS = "MultiProcessingDataLoaderIter"
+"""In the name of a loader, torch's or torchdata's, whose batches are made by worker processes."""
+_SLEEPS = re.compile(r"(?:^|/python3\.\d+/)(?:multiprocessing/(?:queues|connection)|selectors|threading|queue)\.py:")
+"""Where Python waits for somebody else's batch, if stacks were taken: there they stand for the loader."""
 ALIKE = 0.5
 """Ranks are alike if none has less than this share of the middle one, or more than its inverse."""
 MAY_LACK = 0.25
@@ -338,6 +341,7 @@ def _without_a_core(stacked: Stacked) -> Float64s:
     columns = [k for k, f in enumerate(stacked.functions) if f.activity == Activity.INPUT]
     if any(WORKERS in stacked.functions[k].name for k in columns):
         return np.zeros(len(stacked))
+    columns = [k for k in columns if not _SLEEPS.search(stacked.functions[k].location or "")]
     told = np.where(stacked.mu_source == MU_SOURCES.index("cpu_granted"), stacked.mu, np.nan)[:, columns]
     lacks = np.where(np.isfinite(told), 1 - told, 0.0) * stacked.beta[:, columns]
     return np.asarray(lacks.sum(axis=1), np.float64)

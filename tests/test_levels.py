@@ -150,13 +150,21 @@ def test_ranks_that_meet_on_one_core_are_contention_of_the_host_though_others_ga
 
 
 @pytest.mark.parametrize(
-    ("loader", "granted", "is_bound"),
-    [("fetch", 0.25, False), ("fetch", 0.9, True), ("_MultiProcessingDataLoaderIter.__next__", 0.25, True)],
+    ("loader", "location", "granted", "is_bound"),
+    [
+        ("fetch", "train.py:12", 0.25, False),
+        ("fetch", "train.py:12", 0.9, True),
+        ("_MultiProcessingDataLoaderIter.__next__", "train.py:12", 0.25, True),
+        ("_StatefulMultiProcessingDataLoaderIter.__next__", "train.py:12", 0.25, True),
+        ("select", "/usr/lib/python3.11/selectors.py:415", 0.25, True),
+        ("wait", "threading.py:331", 0.25, True),
+        ("decode", "data/connection.py:7", 0.25, False),
+    ],
 )
 def test_input_that_only_wants_for_a_core_is_not_what_the_job_waits_for(
-    loader: str, granted: float, is_bound: bool
+    loader: str, location: str, granted: float, is_bound: bool
 ) -> None:
-    read = Function(Activity.INPUT, loader, "train.py:12", "train.py:12")
+    read = Function(Activity.INPUT, loader, location, "train.py:12")
     made = diagnose(stack(job(8, {MATMUL: 0.060, read: 0.050}, granted=granted)), Context(trigger="baseline"))
     assert [f.cause for f in made.findings] == (["input_pipeline"] if is_bound else [])
 
