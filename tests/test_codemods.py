@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import difflib
 import re
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -615,6 +616,41 @@ def test_a_function_that_only_writes_is_handed_over_whole() -> None:
     assert "copy of states" in refused("saves behind training", near, lead(near, "checkpoint_io", "time.sleep"))
     near = source.replace("    time.sleep(0.5)\n", "    global last\n")
     assert "cannot be told" in refused("saves behind training", near, lead(near, "checkpoint_io", "torch.save"))
+
+
+@pytest.mark.parametrize(
+    ("writer", "call", "reason"),
+    [
+        ("def write(path, /, of):\n    torch.save(of.state_dict(), path)", "write('a', model)", ""),
+        ("def write(of, path):\n    torch.save(of.state_dict(prefix='net.'), path)", "write(model, 'a')", "copy of"),
+        ("def write(of, path):\n    torch.save([of.state_dict(), (lambda: of)], path)", "write(model, 'a')", "copy of"),
+        (
+            "net = None\n\n\ndef write(state, path):\n    torch.save([state, net.state_dict()], path)",
+            "write(optimizer.state_dict(), 'a')",
+            "no torch.save",
+        ),
+    ],
+)
+def test_what_a_function_asks_for_is_taken_before_training_goes_on(writer: str, call: str, reason: str) -> None:
+    source = program(call, head=HEAD.replace("def main", f"{writer}\n\n\ndef main"))
+    found = lead(source, "checkpoint_io", call)
+    if reason:
+        assert re.search(reason, refused("saves behind training", source, found))
+    else:
+        assert "_save_behind(write, 'a', _Taken(model))" in changed("saves behind training", source, found)[1]
+
+
+def test_what_cannot_be_copied_is_written_at_once() -> None:
+    source = program("torch.save({'model': model.state_dict(), 'loss': loss}, step)")
+    seen = outcome("saves behind training", source, lead(source, "checkpoint_io", "torch.save"))
+    assert isinstance(seen, Change)
+    helper = seen.after[seen.after.index("_writer =") : seen.after.index("class Clips")]
+    names: dict[str, object] = {}
+    exec("import copy, concurrent.futures\n" + helper, names)
+    save, lock, written = names["_save_behind"], threading.Lock(), list[object]()
+    assert callable(save)
+    save(lambda state, path: written.append(state["loss"]), {"loss": lock}, 1)
+    assert written == [lock], "as a tensor that was computed, which torch does not copy"
 
 
 def test_saves_written_behind_the_training_are_copies_in_order_and_raise_their_errors() -> None:

@@ -10,11 +10,12 @@ nobody looks at the file right away: no rename, upload, load or barrier follows 
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 
 from eroica.assist.change import Change, Lead, Refusal
 from eroica.assist.codemods.reports import function_named, is_reporter
 from eroica.assist.codemods.training import spots, training_loops
-from eroica.assist.reading import Code, Loop, Sources, called, has_stars, here
+from eroica.assist.reading import Code, Loop, Sources, bindings, called, has_stars, here, names
 from eroica.assist.rewriting import Rewrite, UnfitError
 
 _HELPER = '''_writer = concurrent.futures.ThreadPoolExecutor(max_workers=1)
@@ -28,9 +29,14 @@ def _finish_saves():
 
 
 def _save_behind(write, *given):
-    """Have copies of what is given written while training goes on."""
+    """Have copies of what is given written while training goes on; what cannot be copied is written at once."""
     _finish_saves()
-    _saves.append(_writer.submit(write, *copy.deepcopy(given)))
+    try:
+        given = copy.deepcopy(given)
+    except Exception:
+        write(*given)
+    else:
+        _saves.append(_writer.submit(write, *given))
 '''
 _TAKEN = '''
 
@@ -84,12 +90,25 @@ _WRITES = ("torch.save", "os.replace", "os.rename", "os.makedirs", "shutil.move"
 
 
 def _is_writer(sources: Sources, code: Code, call: ast.Call) -> bool:
-    """A function of the repository that saves what it is given, and does nothing else."""
+    """A function of the repository that saves what it is given, and does nothing else. What it asks for a state itself,
+    without being given it, has gone on by the time it is written."""
     found = function_named(sources, code, called(call)) if isinstance(call.func, ast.Name) else None
     if found is None:
         return False
     where, function = found
-    return bool(_saves(where, list(here(function.body)))) and is_reporter(sources, code, function.name, also=_WRITES)
+    is_given = all(bindings(function, name) for asked, _ in _states(function) for name in names(asked))
+    return (
+        is_given
+        and bool(_saves(where, list(here(function.body))))
+        and is_reporter(sources, code, function.name, also=_WRITES)
+    )
+
+
+def _states(function: ast.FunctionDef) -> Iterator[tuple[ast.expr, ast.Call]]:
+    """What a function asks for its state_dict(), and how."""
+    for node in here(function.body):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "state_dict":
+            yield node.func.value, node
 
 
 def _asked_for_states(sources: Sources, code: Code, call: ast.Call) -> list[ast.expr]:
@@ -98,14 +117,13 @@ def _asked_for_states(sources: Sources, code: Code, call: ast.Call) -> list[ast.
     if found is None:
         return []
     function = found[1]
+    states = [asked for asked, call in _states(function) if not call.args and not call.keywords]
+    parameters = [*function.args.posonlyargs, *function.args.args]
     asked = []
-    for given, parameter in zip(call.args, function.args.args, strict=False):
-        uses = [n for n in here(function.body) if isinstance(n, ast.Name) and n.id == parameter.arg]
-        states = [
-            n.func.value
-            for n in here(function.body)
-            if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr == "state_dict"
-        ]
+    for given, parameter in zip(call.args, parameters, strict=False):
+        # Also in lambdas, which `here` leaves out.
+        everything = [n for one in function.body for n in ast.walk(one)]
+        uses = [n for n in everything if isinstance(n, ast.Name) and n.id == parameter.arg]
         if uses and all(any(use is state for state in states) for use in uses):
             asked.append(given)
     return asked
