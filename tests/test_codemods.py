@@ -397,8 +397,33 @@ def test_sums_and_lists_stay_on_the_device_until_they_are_read() -> None:
 
 
 @pytest.mark.parametrize(
+    ("begins", "counted", "kept", "settled"),
+    [
+        ("0", "(guess == labels).sum()", ".detach().long()", "total = int(total)"),
+        ("0", "guess.eq(labels).sum()", ".detach().long()", "total = int(total)"),
+        ("0.0", "(guess == labels).sum()", ".detach().double()", "total = float(total)"),
+        ("0", "(guess == labels).float().mean()", ".detach().double()", "total = float(total)"),
+        ("0", "loss", ".detach().double()", "total = float(total)"),
+    ],
+)
+def test_a_sum_of_whole_numbers_stays_a_whole_number(begins: str, counted: str, kept: str, settled: str) -> None:
+    source = program(
+        f"guess = model(inputs).argmax(dim=1)\ntotal += {counted}.item()",
+        before=f"total = {begins}",
+        after='print(f"{total:d}")',
+    )
+    assert changed("read back later", source, lead(source, "device_sync", "total +=")) == (
+        [f"total += {counted}.item()"],
+        [f"total += {counted}{kept}", settled],
+    )
+
+
+@pytest.mark.parametrize(
     ("inside", "before", "reason"),
     [
+        ("value = (inputs.argmax() == 1).sum().item()\nif step % 9 == 0:\n    print(value)", "pass", "whole number"),
+        ("total += (inputs.argmax() == 1).sum().item() * 8", "total = 0", "whole number"),
+        ("history.append(inputs.argmax().item())", "history = []", "whole number"),
         ("value = loss.item()\nif value > 3:\n    break", "pass", "read in each step"),
         ("value = loss.item()\nscheduler.step(value)", "pass", "read in each step"),
         ("self.value = loss.item()", "pass", "others may read"),

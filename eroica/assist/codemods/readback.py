@@ -19,6 +19,7 @@ from eroica.assist.reading import (
     Sources,
     bindings,
     called,
+    constant,
     here,
     inside,
     is_pure,
@@ -46,10 +47,18 @@ def _later(spot: Spot) -> Change | Refusal:
     if tests:
         return Refusal(f"it runs under `{code.source(tests[0])}`")
     rewrite = Rewrite(code)
+    whole = [
+        isinstance(n, ast.Call) and called(n) == "item" and _is_whole(code, _read_back(code, n, loop)) for n in reads
+    ]
     if isinstance(statement, ast.AugAssign):
         if not isinstance(statement.target, ast.Name) or not isinstance(statement.op, (ast.Add, ast.Sub)):
             return Refusal("the sum is kept where others may read it")
         name, suffix, settle = statement.target.id, ".detach().double()", "{0} = float({0})"
+        begun = [code.value_bound(b) for b in bindings(code.scope(statement), name) if b is not statement.target]
+        if any(whole) and not any(isinstance(constant(one), float) for one in begun):
+            if statement.value not in reads:
+                return Refusal("a whole number that is read back is a part of a computation")
+            suffix, settle = ".detach().long()", "{0} = int({0})"
     elif isinstance(statement, ast.Assign):
         if (
             len(statement.targets) != 1
@@ -57,6 +66,8 @@ def _later(spot: Spot) -> Change | Refusal:
             or statement.value not in reads
         ):
             return Refusal("the value is kept where others may read it, or is a part of a computation")
+        if any(whole):
+            return Refusal("the value is a whole number, or a flag")
         name, suffix, settle = statement.targets[0].id, ".detach().clone()", "{0} = float({0})"
     else:
         call = statement.value
@@ -70,6 +81,8 @@ def _later(spot: Spot) -> Change | Refusal:
         )
         if not is_append:
             return Refusal("what is read back is passed on")
+        if any(whole):
+            return Refusal("the list is of whole numbers, or of flags")
         assert (
             isinstance(call, ast.Call)
             and isinstance(call.func, ast.Attribute)
@@ -101,7 +114,7 @@ def _later(spot: Spot) -> Change | Refusal:
             + " and ".join([*(["behind the loop"] if behind else []), *(["every some steps"] if blocks else [])]),
             f"{name} is local, and each place that reads it gets a number as before",
         ),
-        () if suffix.endswith("clone()") else ("the sum is kept in double precision, as Python's was",),
+        () if not suffix.endswith("double()") else ("the sum is kept in double precision, as Python's was",),
     )
 
 
@@ -185,6 +198,28 @@ def _is_tensor(code: Code, node: ast.expr, loop: Loop, depth: int = 3) -> bool:
         return _is_tensor(code, node.left, loop, depth) or _is_tensor(code, node.right, loop, depth)
     if isinstance(node, ast.Compare):
         return _is_tensor(code, node.left, loop, depth)
+    return False
+
+
+_WHOLE = frozenset(
+    {"argmax", "argmin", "count_nonzero", "eq", "ne", "gt", "lt", "ge", "le", "any", "all", "long", "int"}
+)
+_ALIKE = frozenset({"sum", "max", "min", "detach", "clone", "cpu", "squeeze", "view", "reshape", "flatten"})
+
+
+def _is_whole(code: Code, node: ast.expr | None, depth: int = 5) -> bool:
+    """A tensor of whole numbers or flags, as far as it shows: what `item()` reads is no float then."""
+    node = code.value(node) if node is not None else None
+    if node is None or not depth:
+        return False
+    if isinstance(node, ast.Compare):
+        return True
+    if isinstance(node, ast.BinOp) and not isinstance(node.op, ast.Div):
+        sides = [node.left, node.right]
+        return all(isinstance(constant(one), int) or _is_whole(code, one, depth - 1) for one in sides)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        of = next(iter(node.args), None) if code.dotted(node.func).startswith("torch.") else node.func.value
+        return called(node) in _WHOLE or (called(node) in _ALIKE and _is_whole(code, of, depth - 1))
     return False
 
 
