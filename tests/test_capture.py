@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from eroica.commands import Frames, State, parse_answer
 from eroica.critical_path import iterations_of
 from eroica.offline import diagnose_paths
 from eroica.pattern import summarize
+from eroica.probe.frames import Sampler
 from eroica.ring import Flight, read_flight
 from eroica.trace import read_trace
 from tests.test_probe import ROOT, _environ
@@ -207,3 +210,24 @@ os._exit([thread.tid for thread in sampler.seen()] != [os.getpid()])
 def test_stacks_of_a_rank_that_was_forked_are_those_of_its_own_thread() -> None:
     ended = subprocess.run([sys.executable, "-c", LOOKED_AT_BY_A_CHILD], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
+
+
+def test_stacks_are_looked_at_until_the_limit_though_threads_come_and_go() -> None:
+    is_over, native, most = threading.Event(), set[int](), time.monotonic() + 10
+
+    def work() -> None:
+        native.add(threading.get_native_id())
+        is_over.wait(0.01)
+
+    sampler = Sampler(threading.get_ident(), True, 0.3, is_over.set)
+    sampler.start()
+    while not is_over.is_set() and time.monotonic() < most:
+        # Python gives the next thread the number of the one that has ended; the system does not.
+        brief = threading.Thread(target=work)
+        brief.start()
+        brief.join()
+    sampler.stop()
+    sampler.thread.join()
+    assert is_over.is_set()
+    tids = [thread.tid for thread in sampler.seen()]
+    assert len(native & set(tids)) > 1 and len(tids) == len(set(tids))

@@ -64,6 +64,8 @@ class Sampler:
         """Of each thread's ident."""
         self._clocks: dict[int, tuple[int, int, int]] = {}
         """Of threads off the path: its clock, what it showed last and when."""
+        self._ended: list[tuple[int, list[tuple[int, int]]]] = []
+        """Of those off the path whose ident another thread has by now: tid and samples."""
         self.thread = threading.Thread(target=self._run, name="eroica capture", daemon=True)
 
     def start(self) -> None:
@@ -98,7 +100,12 @@ class Sampler:
                 seen = self._samples.get(ident)
                 if seen is None:
                     seen = self._met(ident)
-                seen.append((now, self._number(frame) if self._is_at_work(ident, now) else -1))
+                try:
+                    is_at_work = self._is_at_work(ident, now)
+                except OSError:  # its clock has gone with it, and this is another one
+                    self._ended.append((self._tids[ident], seen))
+                    seen, is_at_work = self._met(ident), False
+                seen.append((now, self._number(frame) if is_at_work else -1))
                 self._num_samples += 1
 
     def _number(self, frame: FrameType) -> int:
@@ -113,9 +120,12 @@ class Sampler:
         # The clock of a thread carries its number: a thread that Python did not start tells it nowhere else, and what
         # `threading` knows of the one that forked is its number in the parent.
         self._tids[ident] = ~(clock >> 3)
+        self._clocks.pop(ident, None)
         if ident != self._training and ident in known:
             self._clocks[ident] = (clock, time.clock_gettime_ns(clock), time.monotonic_ns())
-        return self._samples.setdefault(ident, [])
+        seen: list[tuple[int, int]] = []
+        self._samples[ident] = seen
+        return seen
 
     def _is_at_work(self, ident: int, now: int) -> bool:
         if ident not in self._clocks:
@@ -128,9 +138,11 @@ class Sampler:
     def seen(self) -> list[Thread]:
         """What was seen. Call it when the thread has ended."""
         stacks = [codes[::-1] for codes in self._stacks]
+        found = [(self._tids[ident], self._outer_of(ident), samples) for ident, samples in self._samples.items()]
+        found += [(tid, None, samples) for tid, samples in self._ended]
         return [
-            Thread(self._tids[ident], self._outer_of(ident), [(at, stacks[k] if k >= 0 else ()) for at, k in samples])
-            for ident, samples in self._samples.items()
+            Thread(tid, outer, [(at, stacks[k] if k >= 0 else ()) for at, k in samples])
+            for tid, outer, samples in found
         ]
 
 
