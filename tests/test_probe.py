@@ -395,3 +395,37 @@ def test_a_process_does_not_end_before_threads_have_left_their_callbacks(tmp_pat
     environ |= {"EROICA_RING_DIR": str(tmp_path / "rings"), "MEETING": str(tmp_path / "meeting")}
     done = subprocess.run([sys.executable, "-c", LEAVING_LATE], env=environ, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "left the callback: [True]\n"), done.stderr
+
+
+LEAVING_LATER = """
+import atexit, os, threading, time
+left = []
+atexit.register(lambda: print("left the callback:", left))
+import eroica
+import torch, torch.distributed as dist
+from eroica.probe import recorder
+from eroica.probe.recorder import RECORDER
+dist.init_process_group("gloo", init_method="file://" + os.environ["MEETING"], rank=0, world_size=1)
+dist.barrier()
+recorder.LAST_CALLBACKS_NS = 1_500_000_000
+RECORDER.pending.add(10**9)  # an operation of a group that is there still, which takes longer than that
+
+def leave():
+    time.sleep(2)
+    RECORDER.tellers.add(threading.get_native_id())
+    RECORDER.pending.discard(10**9)
+    until = time.thread_time() + 0.2
+    while time.thread_time() < until:
+        pass
+    left.append(True)
+
+threading.Thread(target=leave, daemon=True).start()
+"""
+
+
+@pytest.mark.slow
+def test_threads_have_time_to_leave_their_callbacks_however_long_the_last_one_took(tmp_path: Path) -> None:
+    environ = {name: value for name, value in os.environ.items() if "RANK" not in name}
+    environ |= {"EROICA_RING_DIR": str(tmp_path / "rings"), "MEETING": str(tmp_path / "meeting")}
+    done = subprocess.run([sys.executable, "-c", LEAVING_LATER], env=environ, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "left the callback: [True]\n"), done.stderr

@@ -212,7 +212,8 @@ class Recorder:
             if not distributed.is_initialized() and time.monotonic_ns() > until_ns:
                 break
             time.sleep(0.005)
-        _wait_for_leaving(self.tellers, until_ns)
+        # An operation of a group that is there still may have taken longer than that.
+        _wait_for_leaving(self.tellers, time.monotonic_ns() + LAST_CALLBACKS_NS)
         with contextlib.suppress(Exception):
             self.capture.finish(self.ring)
         if self.ring is not None:
