@@ -14,10 +14,17 @@ from typing import Any
 from eroica.job import ProcessGroup
 from eroica.records import integer
 
+MOST_RANKS = 1 << 22
+"""Of a group that is told by start and stride: what claims more is damaged, and is not to take the memory for it."""
+_MOST_DIGITS = 18
+
 
 @lru_cache(maxsize=4096)
 def _numbers(text: str) -> tuple[tuple[int, ...], bool]:
-    return tuple(int(part) for part in re.findall(r"-?\d+", text)), "..." not in text
+    parts = re.findall(r"-?\d+", text)
+    if any(len(part) > _MOST_DIGITS for part in parts):
+        return (), False
+    return tuple(int(part) for part in parts), "..." not in text
 
 
 def rank_list(value: Any) -> tuple[tuple[int, ...], bool]:
@@ -75,7 +82,7 @@ class Groups:
     def _strided(args: Mapping[str, Any], seen: tuple[int, ...], size: int) -> tuple[int, ...]:
         """A cut list, completed from start and stride only where these agree with all that is listed."""
         start, stride = integer(args.get("Global rank start"), -1, 32), integer(args.get("Global rank stride"), -1, 32)
-        if start < 0 or stride < 1 or not 2 < len(seen) < size:
+        if start < 0 or stride < 1 or not 2 < len(seen) < size <= MOST_RANKS:
             return ()
         full = tuple(range(start, start + stride * size, stride))
         return full if full[: len(seen) - 1] == seen[:-1] and seen[-1] in full else ()

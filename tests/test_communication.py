@@ -216,6 +216,16 @@ def test_a_cut_list_of_ranks_is_completed_by_start_and_stride_only_where_these_a
     assert [(group.ranks, group.size) for group in groups] == [(tuple(range(0, 64, 8)), 8), ((), 8)]
 
 
+def test_ranks_beyond_all_jobs_are_no_members_and_end_no_reading(tmp_path: Path) -> None:
+    many = {"Process Group Ranks": "[0, 1, 2, ...]", "Group size": 1 << 30, "Global rank start": 0}
+    items = [params(1, **{**many, "Process Group Name": "a", "Global rank stride": 1})]
+    items += [params(2, **{"Process Group Ranks": f"[0, {'9' * 5000}]", "Process Group Name": "b"})]
+
+    groups = read_trace(write(tmp_path / "a.json", document(items))).groups
+
+    assert [group.ranks for group in groups] == [(), ()]
+
+
 def test_sequence_numbers_are_read_where_they_are_told(tmp_path: Path) -> None:
     assert read_trace(write(tmp_path / "a.json", document([params(1, Seq=17)]))).collectives.sequence.tolist() == [17]
 
