@@ -241,7 +241,7 @@ def common_excess(
         found.append(replace(excess, is_diffuse=is_diffuse))
     crowded = _crowded_hosts(stacked, baseline, gap)
     if crowded is not None and not any(e.cause.cause == "cpu_contention" for e in found):
-        found = [crowded, *(e for e in found if e.activity not in ON_THE_CPU)]
+        found = [crowded[0], *(e for e in found if e.activity not in crowded[1])]
     if launches_block(stacked, everyone) and not launches_block(baseline, np.arange(len(baseline), dtype=np.intp)):
         found = _blocked(found)
     exposed = _exposed(stacked, baseline, gap, iteration_s, changed)
@@ -269,11 +269,12 @@ def _is_of_most(stacked: Stacked, baseline: Stacked, activity: Activity, rise_s:
     return float(np.sort(now - then)[int(MAY_LACK * len(now))]) >= ALIKE * rise_s
 
 
-def _crowded_hosts(stacked: Stacked, baseline: Stacked, gap_s: float) -> Excess | None:
+def _crowded_hosts(stacked: Stacked, baseline: Stacked, gap_s: float) -> tuple[Excess, Sequence[int]] | None:
     """On each host at least half of the training threads want for a core more than in the healthy window, and are
     longer at what they compute for that: ranks that nobody binds meet on one core, and others have one to themselves.
 
-    All kinds of computing together: whom the scheduler takes the core from does not choose what to do less of.
+    All kinds of computing together: whom the scheduler takes the core from does not choose what to do less of. Returned
+    with those kinds that take longer for that and not for a cause of their own.
     """
     if not np.array_equal(stacked.ranks, baseline.ranks):
         return None
@@ -284,21 +285,24 @@ def _crowded_hosts(stacked: Stacked, baseline: Stacked, gap_s: float) -> Excess 
     with np.errstate(divide="ignore", invalid="ignore"):
         # No kind takes longer by more than what it took and what is granted less; the rest needs another cause.
         longer = then_s * (shares[1] / shares[0] - 1)[:, None]
-        explained_s = np.fmin(longer, np.maximum(rise_s, 0.0)).sum(axis=1)
+        explained_s = np.fmin(longer, np.maximum(rise_s, 0.0))
     whole_s = rise_s.sum(axis=1)
     is_starved = (shares[0] > 0) & (shares[0] < CROWDED) & (shares[0] < shares[1])
-    is_starved &= (whole_s >= ALIKE * gap_s) & (explained_s >= STARVATION_EXPLAINS * whole_s)
+    is_starved &= (whole_s >= ALIKE * gap_s) & (explained_s.sum(axis=1) >= STARVATION_EXPLAINS * whole_s)
     _, host = np.unique(np.array([name or "" for name in stacked.hosts]), return_inverse=True)
     if not len(host) or (np.bincount(host, is_starved) < 0.5 * np.bincount(host)).any():
         return None
     slow = np.flatnonzero(is_starved)
-    seconds = min(float(np.median(rise_s[slow].sum(1))), gap_s)
+    rise_s, explained_s = rise_s[slow], explained_s[slow]
+    is_explained = np.median(explained_s, axis=0) >= STARVATION_EXPLAINS * np.median(rise_s, axis=0)
+    rise_s = np.where(is_explained, rise_s, 0.0)
+    seconds = min(float(np.median(rise_s.sum(1))), gap_s)
     if seconds < HOST_COMMON_EFFECT * float(np.median(baseline.iteration_s)):
         return None
     threads = other_threads(stacked, slow) - other_threads(baseline, slow)
     if threads >= max(OWN_THREADS * seconds / float(np.median(stacked.iteration_s)), BUSY_THREAD):
         return None
-    most = kinds[int(np.median(rise_s[slow], axis=0).argmax())]
+    most = kinds[int(np.median(rise_s, axis=0).argmax())]
     columns = [k for k, f in enumerate(stacked.functions) if f.activity == most]
     rises = _rises(stacked, baseline)
     now, then = (float(np.median(share[slow])) for share in shares)
@@ -306,11 +310,12 @@ def _crowded_hosts(stacked: Stacked, baseline: Stacked, gap_s: float) -> Excess 
         f"ready to run, the training threads of {len(slow)} of {len(stacked)} ranks get a core {now:.0%} of the time, "
         f"in the healthy window {then:.0%}: that explains most of what they take longer"
     )
-    return Excess(
+    excess = Excess(
         np.arange(len(stacked), dtype=np.intp),
         *("all", "stable", Activity(most), max(columns, key=lambda k: float(rises[k]), default=None)),
         *(seconds, seconds / gap_s, 1.0, Cause("cpu_contention", True, because, _NO_SINGLE_RANK)),
     )
+    return excess, [kind for kind, told in zip(kinds, is_explained.tolist(), strict=True) if told]
 
 
 def input_bound(stacked: Stacked, iteration_s: float) -> list[Excess]:

@@ -149,6 +149,16 @@ def test_ranks_that_meet_on_one_core_are_contention_of_the_host_though_others_ga
     assert not is_told or (told[0].scope, len(told[0].ranks)) == ("all", 8)
 
 
+def test_what_ranks_that_meet_on_one_core_do_not_explain_is_told_beside_them() -> None:
+    work, read = {MATMUL: 0.050, FETCH: 0.050, LOG: 0.020}, 0.080
+    slow = {function: seconds * 2 + read * (function == FETCH) for function, seconds in work.items()}
+    fast = {function: seconds / 2 + read * (function == FETCH) for function, seconds in work.items()}
+    crowded, gains = job(8, slow, granted=0.25), job(8, fast, idle=0.180, granted=0.95)
+    found = common_excess(stack(crowded[:4] + gains[4:]), stack(job(8, work, granted=0.5)), 0.320)
+    assert {e.cause.cause for e in found} == {"cpu_contention", "input_pipeline"}
+    assert sum(e.seconds for e in found) == pytest.approx(0.070 + 0.0925, abs=0.001)
+
+
 @pytest.mark.parametrize(
     ("loader", "location", "granted", "is_bound"),
     [
