@@ -1,4 +1,4 @@
-"""The training of `bench.taxonomy_live`: four hosts of two ranks in two racks, one thing that makes it lose time, and
+"""The training of `bench.taxonomy_live`: three hosts of two ranks in two racks, one thing that makes it lose time, and
 each rank's own profiler. python bench/taxonomy_job.py MODE SEED FOLDER
 
 Plain torch over gloo; nothing of eroica. Each rank leaves FOLDER/rankN.json, a trace as torch writes them.
@@ -21,26 +21,26 @@ from torch.profiler import ProfilerActivity, profile, schedule
 
 from evals import namespaces
 
-RACKS = (("a0", "a1"), ("b0", "b1"))
+RACKS = (("a0", "a1"), ("b0",))
 RANKS_PER_HOST = 2
 WARM_UP, STEPS = 10, 48
-PIECES, PIECE_S = 8, 0.005
-"""A step's work: so many pieces, each of which sleeps in place of a device, since eight ranks share two cores."""
+PIECES, PIECE_S = 8, 0.01
+"""A step's work: so many samples, for each of which it sleeps in place of a device, since all ranks share two cores."""
 JITTER_S = 0.001
-STALL_S, STALLS = 0.04, 0.12
+STALL_S, STALLS = 0.1, 0.1
 """A stall of one rank, drawn each time, in so many steps of each."""
-FAR_S = 0.012
+FAR_S = 0.03
 """What the second rank of each host takes longer, or the straggler."""
-NARROW_BYTES_S, BURST_STEPS = 8e6, 8
+NARROW_BYTES_S, BURST_STEPS = 15e6, 8
 """What others leave of the link between the racks in every other stretch of so many steps."""
 
 
 class Work(nn.Module):
-    """One piece on a device that is not there."""
+    """A batch on a device that is not there."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """The values, later."""
-        time.sleep(PIECE_S)
+        time.sleep(PIECE_S * len(values))
         return values * 1.0
 
 
@@ -68,23 +68,24 @@ def main() -> None:
     work = Work()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     draw = random.Random(1000 * seed + rank)
-    batch = torch.randn(2, 256)
+    samples = torch.randn(2 * PIECES, 256)
     plan = schedule(wait=WARM_UP, warmup=1, active=STEPS, repeat=1)
 
     def save(found: profile) -> None:
         found.export_chrome_trace(str(folder / f"rank{rank}.json"))
 
-    profiler = profile(activities=[ProfilerActivity.CPU], schedule=plan, on_trace_ready=save, record_shapes=True)
+    profiler = profile(
+        activities=[ProfilerActivity.CPU], schedule=plan, on_trace_ready=save, record_shapes=True, with_stack=True
+    )
     profiler.preset_metadata_json("host_name", json.dumps(socket.gethostname()))
     with profiler:
         for step in range(WARM_UP + 1 + STEPS):
-            if mode == "contention" and rank == 0 and step % BURST_STEPS == 0:
+            if mode == "contention" and rank == 0 and step and step % BURST_STEPS == 0:
                 narrow = NARROW_BYTES_S if step // BURST_STEPS % 2 else None
                 namespaces.ask(namespaces.Limit(at="trunk", bytes_per_s=narrow))
             pieces = PIECES + (draw.randrange(PIECES) if mode == "imbalance" else 0)
-            values = batch
-            for _ in range(pieces):
-                values = work(values)
+            batch = samples[:pieces]
+            values = work(batch)
             time.sleep(late_s(mode, rank, seed, draw))
             optimizer.zero_grad()
             nn.functional.mse_loss(model(values), batch).backward()  # type: ignore[no-untyped-call]
