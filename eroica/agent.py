@@ -31,7 +31,7 @@ from eroica.captures import OwnRing, Readers, capture_path, summarize_capture
 from eroica.commands import Command, Frames, State, Unit, Verb, parse_answer
 from eroica.errors import DataError, EroicaError
 from eroica.holding import Holding, met
-from eroica.job import parse_ranks
+from eroica.job import told_ranks
 from eroica.marks import Watch
 from eroica.probe.environment import merged
 from eroica.ring import Record, Tail
@@ -788,7 +788,7 @@ def _groups(notes: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
             "pg_desc": note.get("description", ""),
             "backend_config": note.get("backend", ""),
             "pg_size": note.get("size", 0),
-            "ranks": list(parse_ranks(str(note.get("ranks", "")))),
+            "ranks": list(told_ranks(str(note.get("ranks", "")))),
         }
         for note in notes
         if "group" in note and "name" in note

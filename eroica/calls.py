@@ -29,7 +29,7 @@ import numpy.typing as npt
 from eroica import ring
 from eroica.communication import CollectiveKind, kind_of
 from eroica.errors import DataError, UserError
-from eroica.job import ProcessGroup, parse_ranks
+from eroica.job import ProcessGroup, told_ranks
 from eroica.probe import weave
 from eroica.ring import Flight, Record, read_flight
 from eroica.trace import Category, Trace, read_trace
@@ -132,9 +132,9 @@ def _groups(trace: Trace, flight: Flight) -> dict[int, ProcessGroup]:
         key = ring.group_key(note.get("group"))
         if not key:
             continue
-        try:
-            ranks = tuple(parse_ranks(str(note.get("ranks", ""))))
-        except ValueError:
+        text = str(note.get("ranks", ""))
+        ranks = told_ranks(text)
+        if text and not ranks:
             continue
         name, size = str(note.get("name", "")), note.get("size")
         if not ranks or known.get(name, ranks) == ranks:

@@ -38,6 +38,8 @@ MOST_CHANGES = 100
 STRAYS = 200
 """Iterations in a row in which ranks were not held as ordered: something keeps them from it (a profiler of the user's,
 an agent that is away), and pacing goes to rest."""
+MOST_MOMENT_NS = 3600 * 10**9
+"""Ranks may claim any; holds are bounded by their delays anyway."""
 SETTLES = 8
 """Joined iterations before the policy begins: groups are known by then, and those of the first steps are of warm-up."""
 RECENT = 20
@@ -372,7 +374,7 @@ class Conductor:
             moments = order.not_before_s.get(f"{key:016x}", ())
             if moments and math.isfinite(moments[0]):
                 turn_s = min(self._turn_s(order, f"{key:016x}"), order.patience_s)
-                found[key] = max(round((moments[0] + turn_s) * 1e9), 1)
+                found[key] = min(max(round((moments[0] + turn_s) * 1e9), 1), MOST_MOMENT_NS)
         return found
 
     def _turn_s(self, order: Order, name: str) -> float:

@@ -47,13 +47,28 @@ def format_missing(ranks: Iterable[int], world_size: int) -> str:
     return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in gaps)
 
 
+MOST_RANKS = 1 << 22
+"""No job has as many; a damaged note that claims so is not to fill the memory."""
+
+
 def parse_ranks(text: str) -> list[int]:
-    """Inverse of `format_ranks`. Raises ValueError on anything else."""
+    """Inverse of `format_ranks`. Raises ValueError on anything else, and for more than MOST_RANKS."""
     ranks: list[int] = []
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         first, _, last = part.partition("-")
-        ranks.extend(range(int(first), int(last or first) + 1))
+        some = range(int(first), int(last or first) + 1)
+        if len(ranks) + len(some) > MOST_RANKS:
+            raise ValueError(f"more than {MOST_RANKS} ranks")
+        ranks.extend(some)
     return ranks
+
+
+def told_ranks(text: str) -> tuple[int, ...]:
+    """The same, of what a ring or a message says; () where that makes no sense."""
+    try:
+        return tuple(parse_ranks(text))
+    except ValueError:
+        return ()
 
 
 def group_key(name: str, description: str, ranks: Sequence[int]) -> str:

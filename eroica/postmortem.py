@@ -24,7 +24,7 @@ from eroica import __version__, ring
 from eroica.findings import Diagnosis, to_json
 from eroica.flights import groups_of, last_sign_ns, newest_of, newest_start, noted, read_rings, what_of, with_place
 from eroica.hang import explain
-from eroica.job import format_ranks, parse_ranks
+from eroica.job import format_ranks, told_ranks
 from eroica.marks import watched
 from eroica.ring import Flight, Record
 from eroica.untrusted import clean
@@ -319,10 +319,7 @@ def _group_positions(flights: dict[int, Flight], groups: dict[int, dict[int, tup
     positions = []
     for key, calls in last.items():
         name, members_text = known.get(key, (f"{key:016x}", ""))
-        try:
-            members = set(parse_ranks(members_text)) if members_text else set(calls)
-        except ValueError:
-            members = set(calls)
+        members = set(told_ranks(members_text)) or set(calls)
         furthest = max(max(own) for own in calls.values())
         here = {rank: own[furthest] for rank, own in calls.items() if furthest in own}
         # A rank that has neither record nor position here has made no call, if its ring still holds its first record.

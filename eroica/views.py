@@ -21,7 +21,7 @@ from pathlib import Path
 from eroica import processes, ring, stacks
 from eroica.flights import backends_of, groups_of, last_sign_ns, newest_of, newest_start, noted, read_rings, what_of
 from eroica.hang import LIMIT_S
-from eroica.job import parse_ranks
+from eroica.job import told_ranks
 from eroica.ring import Flight, Record
 from eroica.standing import Call, Child, Group, Open, RankView, Thread, is_users
 from eroica.torchflight import read_flight_recorder
@@ -283,11 +283,7 @@ def _groups(flight: Flight) -> tuple[Group, ...]:
     found = []
     backends = backends_of(flight)
     for key, (name, members) in groups_of(flight).items():
-        try:
-            ranks = tuple(parse_ranks(members))
-        except ValueError:
-            ranks = ()
-        found.append(Group(f"{key:016x}", name, ranks, backends.get(key, "")))
+        found.append(Group(f"{key:016x}", name, told_ranks(members), backends.get(key, "")))
     return tuple(found)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from eroica.diagnosis import diagnose
 from eroica.errors import UserError
 from eroica.findings import Diagnosis, Role
-from eroica.job import format_ranks
+from eroica.job import format_ranks, told_ranks
 from eroica.pattern import stack
 from eroica.topology import Topology, read_topology, with_roll_ups
 from tests.handmade import GEMM, Rank, Sample, everyone, job
@@ -148,3 +148,9 @@ def test_a_file_that_is_no_topology_is_one_sentence(text: str, hint: str, tmp_pa
     assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match="cannot be read"):
         read_topology(tmp_path / "none.toml")
+
+
+def test_ranks_that_a_ring_claims_are_read_within_reason() -> None:
+    assert told_ranks("0-3,8") == (0, 1, 2, 3, 8)
+    for senseless in ("", "0-4000000000", "0,1-99999999", "a-b", "9" * 5000):
+        assert told_ranks(senseless) == ()

@@ -213,7 +213,7 @@ class Recorder:
                 break
             time.sleep(0.005)
         # An operation of a group that is there still may have taken longer than that.
-        _wait_for_leaving(self.tellers, time.monotonic_ns() + LAST_CALLBACKS_NS)
+        _wait_for_leaving(set(self.tellers), time.monotonic_ns() + LAST_CALLBACKS_NS)
         with contextlib.suppress(Exception):
             self.capture.finish(self.ring)
         if self.ring is not None:
