@@ -806,6 +806,8 @@ class Coordinator:
             return
         if trigger is None or trigger.change is Change.STALLED:
             # Ranks that stand still reach no boundary: a window would wait for its deadline.
+            if self._wanted is not None and self._wanted.trigger == "baseline":
+                self.has_baseline = False
             self._wanted = None
             self._leave(now_ns)
         self.look = Look(self._new_number(), trigger, rank)

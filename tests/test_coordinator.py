@@ -899,3 +899,21 @@ def test_windows_are_numbered_from_where_a_coordinator_that_starts_anew_says() -
     coordinator.handle(job.standing(0, 50), 0)
     coordinator.ask(0)
     assert isinstance(sent[0], Prepare) and sent[0].window == 65_535
+
+
+def test_a_silence_before_the_baseline_window_does_not_cost_it() -> None:
+    job = Job(policy=Policy(), explains=False)
+    job.stand(30)
+    job.pass_time(1)
+    assert job.count_of(Prepare) == 1
+    job.notice(Change.STALLED)  # a save that ends by itself, in the midst of the window
+    while len(job.looks) < 2:
+        look = job.coordinator.look
+        if look is not None and look.due_ns is None:
+            job.tell(Looked(look=look.number, host="a", views=()))
+        job.pass_time(1)
+    trigger = Trigger(Change.RECOVERED, job.now_ns, 0, 30, 30, 100, 120, 0.0, ended=Change.STALLED)
+    job.tell(Noticed(rank=2, trigger=trigger))
+    job.pass_time(1)
+    assert job.count_of(Prepare) == 2 and job.coordinator.window is not None
+    assert job.coordinator.window.trigger == "baseline"
