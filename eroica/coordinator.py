@@ -692,10 +692,12 @@ class Coordinator:
             self._close(now_ns)
             return
         window.committed = True
-        ahead = max((window.start - s.count) / max(s.per_iteration, 1) * (s.iteration_s or 0.0)
-                    for s in self.standings.values())  # fmt: skip
-        window.deadline_ns = now_ns + round((max(ahead, 0) + 5 * window.expected_s + self.policy.finish_s) * 1e9)
-        self._publish(Commit(window=window.number, expected_s=max(ahead, 0.0) + window.expected_s))
+        # Of those that will come there: one that has ended may be a million steps behind for good.
+        coming = [self.standings[rank] for rank in prepared if self._lives(rank)]
+        to_start_s = ((window.start - s.count) / max(s.per_iteration, 1) * (s.iteration_s or 0.0) for s in coming)
+        ahead_s = max([0.0, *to_start_s])
+        window.deadline_ns = now_ns + round((ahead_s + 5 * window.expected_s + self.policy.finish_s) * 1e9)
+        self._publish(Commit(window=window.number, expected_s=ahead_s + window.expected_s))
 
     def _new_number(self) -> int:
         self._number = self._number % 65535 + 1

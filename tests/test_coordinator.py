@@ -917,3 +917,17 @@ def test_a_silence_before_the_baseline_window_does_not_cost_it() -> None:
     job.pass_time(1)
     assert job.count_of(Prepare) == 2 and job.coordinator.window is not None
     assert job.coordinator.window.trigger == "baseline"
+
+
+def test_a_rank_that_has_ended_long_ago_does_not_draw_a_window_out() -> None:
+    job = Job(num_ranks=3)
+    job.stand(100_000)
+    job.tell(job.standing(3, 10, is_alive=False))
+    job.notice()
+    job.answer(State.PREPARED)
+    (commit,) = [message for message in job.sent if isinstance(message, Commit)]
+    assert commit.expected_s < 10
+    job.answer(State.DONE)
+    job.summarize([0, 1])
+    job.pass_time(200)
+    assert missing_note(job.windows[0]) == "rank 2 left no summary in time"
