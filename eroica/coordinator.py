@@ -439,7 +439,10 @@ class Coordinator:
             self.standings[standing.rank] = standing
             self._ranks_of.setdefault(standing.host, set()).add(standing.rank)
             if not standing.is_alive and self.window is not None:
-                self._finish_if_complete(now_ns)
+                if self.window.committed:
+                    self._finish_if_complete(now_ns)
+                else:
+                    self._commit_if_answered(now_ns)
 
     def _turn_of(self, standing: Standing) -> int:
         """The how manieth training its agent tells of; one that joins joins in what the others are at."""

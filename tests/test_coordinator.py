@@ -931,3 +931,13 @@ def test_a_rank_that_has_ended_long_ago_does_not_draw_a_window_out() -> None:
     job.summarize([0, 1])
     job.pass_time(200)
     assert missing_note(job.windows[0]) == "rank 2 left no summary in time"
+
+
+def test_a_rank_that_ends_before_it_has_answered_is_not_waited_for() -> None:
+    job = Job()
+    job.stand(50)
+    job.notice()
+    job.answer(State.PREPARED, [0, 1, 2])
+    assert job.count_of(Commit) == 0
+    job.tell(job.standing(3, 51, is_alive=False))
+    assert job.count_of(Commit) == 1
