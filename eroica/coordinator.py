@@ -185,6 +185,8 @@ class Look:
     num_looks: int = 0
     hosts: set[str] = field(default_factory=set)
     """That have answered this time."""
+    died: list[int] = field(default_factory=list)
+    """Ranks that died while their silence, or another's, was looked at."""
     due_ns: int | None = None
     """When to look again."""
     deadline_ns: int = 0
@@ -279,7 +281,10 @@ class Coordinator:
         elif isinstance(message, Died):
             # Those that die after the first do so because of it, as a rule: the launcher ends them.
             if message.rank not in self._dead and not self._is_crash_told:
-                self._look_at(message.rank, None, now_ns)
+                if self.look is not None and self.look.trigger is not None:
+                    self.look.died.append(message.rank)
+                else:
+                    self._look_at(message.rank, None, now_ns)
             self._dead.add(message.rank)
         elif isinstance(message, Answered):
             self._answered(message, now_ns)
@@ -854,7 +859,14 @@ class Coordinator:
             # Silent, and nothing to be said about it yet (a save within its limit): once more, later and later.
             wait_s = self.policy.look_later_s * 2 ** min(num, 5)
             self._again = _Again(look.rank, look.trigger, now_ns + round(wait_s * 1e9), num + 1)
+        if look.died and not any(_is_seen_gone(look.views.get(rank)) for rank in look.died):
+            self._look_at(look.died[0], None, now_ns)  # its host had been looked at by then
         self._begin(now_ns)
+
+
+def _is_seen_gone(view: RankView | None) -> bool:
+    """Whoever explained this look knew of the rank's death."""
+    return view is not None and (view.state in ("died", "ended") or bool(view.exception))
 
 
 def _why(window: Window, rank: int) -> str:

@@ -941,3 +941,18 @@ def test_a_rank_that_ends_before_it_has_answered_is_not_waited_for() -> None:
     assert job.count_of(Commit) == 0
     job.tell(job.standing(3, 51, is_alive=False))
     assert job.count_of(Commit) == 1
+
+
+def test_a_death_during_a_look_of_which_it_was_not_part_is_looked_at_afterwards() -> None:
+    job = Job(num_ranks=3, explains=False)
+    job.stand(50)
+    job.tell(job.standing(3, 50, host="b"))
+    job.notice(Change.QUIET)
+    for seconds in (1.1, 0):
+        for host in ("a", "b"):
+            if host == "b" and not seconds:
+                job.tell(Died(rank=1, pid=7))  # its host has answered already, for the last time
+            job.tell(Looked(look=1, host=host, views=()))
+        job.pass_time(seconds)
+    assert len(job.looks) == 1 and job.coordinator.look is not None
+    assert job.coordinator.look.trigger is None and job.coordinator.look.rank == 1
