@@ -685,7 +685,14 @@ class Coordinator:
         prepared = {rank for rank, state in window.answers.items() if state is State.PREPARED}
         if State.LATE in window.answers.values() and window.num_tries < self.policy.tries:
             self._publish(Abort(window=window.number))
-            again = replace(window, number=self._new_number(), num_tries=window.num_tries + 1, answers={}, reasons={})
+            again = replace(
+                window,
+                number=self._new_number(),
+                num_tries=window.num_tries + 1,
+                answers={},
+                reasons={},
+                problems={},  # what hindered a rank then may not now
+            )
             self.window = None
             self._wanted = self._wanted or again
             self._begin(now_ns)

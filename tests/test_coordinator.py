@@ -956,3 +956,20 @@ def test_a_death_during_a_look_of_which_it_was_not_part_is_looked_at_afterwards(
         job.pass_time(seconds)
     assert len(job.looks) == 1 and job.coordinator.look is not None
     assert job.coordinator.look.trigger is None and job.coordinator.look.rank == 1
+
+
+def test_what_an_agent_said_of_a_rank_before_the_start_was_moved_ahead_does_not_hold() -> None:
+    job = Job()
+    job.stand(50)
+    job.notice()
+    job.tell(Summarized(window=job.prepared.window, rank=3, summary=None, problem="has not asked for windows"))
+    job.answer(State.UNABLE, [3])
+    job.answer(State.PREPARED, [0, 1])
+    job.answer(State.LATE, [2])
+    assert job.count_of(Prepare) == 2
+    job.answer(State.PREPARED)
+    job.answer(State.DONE)
+    job.summarize([0, 1, 2])
+    assert not job.windows
+    job.summarize([3])
+    assert missing_note(job.windows[0]) == ""
