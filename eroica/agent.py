@@ -114,6 +114,8 @@ class _Rank:
     """The writing of traces of ours, CLOCK_MONOTONIC."""
     writing: tuple[int, int] | None = None
     """At which step and since when the rank writes one."""
+    is_closed: bool = False
+    """Nothing more is read of it: it only tells later rings what came before them."""
 
     @property
     def seniority(self) -> tuple[int, bool, int]:
@@ -132,6 +134,17 @@ class _Rank:
                 self.job = str(note["job"])
             if not self.host and note.get("host"):
                 self.host = clean(str(note["host"]), MOST_HOST)
+
+    def close(self) -> None:
+        """Read nothing more, and keep nothing that is large."""
+        self.let_go()
+        if not self.is_closed:
+            self.is_closed = True
+            self.tail.close()
+            self.watch = Watch(self.words[ring.RANK], self.tail.identity.generation)
+            self.traffic = Traffic()
+            for kept in (self.spans, self.waits, self.fetches, self.written):
+                kept.clear()
 
     def let_go(self) -> None:
         """Its process is of no interest any more."""
@@ -351,12 +364,16 @@ class Agent:
     def _heard(self) -> list[tuple[_Rank, ring.News]]:
         """What is new in each ring; rings that cannot be read any more are left."""
         heard = []
+        living = {entry.start for entry in self._rings.values() if entry.is_alive}
         for path, entry in list(self._rings.items()):
+            if entry.start and entry.start != self._start and entry.start not in living:
+                # One command may run hundreds of trainings, and without handles /proc cannot be read: all seem dead.
+                entry.close()
+                continue
             try:
                 news = entry.tail.poll()
             except (OSError, DataError):
-                entry.tail.close()
-                entry.let_go()
+                entry.close()
                 del self._rings[path]
                 self._refused.add(path)
                 continue
@@ -373,8 +390,7 @@ class Agent:
         if self._on_demand is not None:
             self._on_demand.close()
         for entry in self._rings.values():
-            entry.tail.close()
-            entry.let_go()
+            entry.close()
         self._rings.clear()
         for future in self._pending:
             future.cancel()

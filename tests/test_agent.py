@@ -1,0 +1,49 @@
+"""The agent of one host, on rings that real processes have left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+from eroica import bus
+from eroica.agent import Agent
+from eroica.captures import Readers
+from eroica.ring import Ring
+
+_LEAVE = """
+import sys
+from pathlib import Path
+from eroica.ring import Ring
+for start in range(5):
+    Ring.create(Path(sys.argv[1], f"{start}.ring"), rank=0, world_size=1, generation=start, capacity=64).note(job="j")
+"""
+
+
+def open_rings(folder: Path) -> set[str]:
+    """Names of the rings that this process has open."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found.add(os.readlink(f"/proc/self/fd/{name}"))
+    return {Path(target).name for target in found if target.startswith(str(folder))}
+
+
+def test_starts_of_a_job_that_are_over_cost_no_open_files(tmp_path: Path) -> None:
+    root = str(Path(__file__).parent.parent)
+    subprocess.run([sys.executable, "-c", _LEAVE, str(tmp_path)], check=True, env={**os.environ, "PYTHONPATH": root})
+    link, told = bus.Bus(), list[bus.Message]()
+    link.subscribe((bus.Standing,), told.append)
+    agent = Agent(tmp_path, link, host="a", readers=Readers())
+    with closing(agent), closing(Ring.create(tmp_path / "now.ring", rank=0, world_size=1, generation=5)) as own:
+        own.note(job="j")
+        for _ in range(3):
+            agent.poll(time.monotonic_ns())
+            link.deliver()
+        assert open_rings(tmp_path) == {"now.ring"}
+        assert [standing.generation for standing in told if isinstance(standing, bus.Standing)] == [5]
+    assert open_rings(tmp_path) == set()
