@@ -201,16 +201,12 @@ class Broker:
 
     def _start(self) -> None:
         log = self._folder / "nats-server.log"
-        with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            self._process = subprocess.Popen(
-                [self._program, "-c", str(self._folder / "nats-server.conf")],
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=file,
-                preexec_fn=_end_with_parent,
-                # What Ctrl-C sends to our group is not for it: we end it when we are done.
-                start_new_session=True,
-            )
+        try:
+            self._process = self._spawned(log)
+        except OSError as error:  # no memory, no room, a program that is being replaced: that may pass
+            raise UnavailableError(
+                f"nats-server ({self._program}) cannot be started ({error.strerror or error})"
+            ) from None
         until = time.monotonic() + START_S
         while time.monotonic() < until:
             if self._process.poll() is not None:
@@ -221,6 +217,18 @@ class Broker:
         self.close()
         lines = log.read_text("utf-8", "replace").strip().splitlines()
         raise UnavailableError(f"nats-server does not listen at {self.url} ({lines[-1] if lines else 'no word'})")
+
+    def _spawned(self, log: Path) -> subprocess.Popen[bytes]:
+        with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            return subprocess.Popen(
+                [self._program, "-c", str(self._folder / "nats-server.conf")],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                preexec_fn=_end_with_parent,
+                # What Ctrl-C sends to our group is not for it: we end it when we are done.
+                start_new_session=True,
+            )
 
     def _is_ours(self) -> bool:
         """Whoever listens at our address is the server that we started: it says its name before anybody else speaks."""

@@ -17,7 +17,7 @@ import pytest
 
 from eroica import bus
 from eroica.access import Pass, load_pass
-from eroica.broker import Broker, Listening
+from eroica.broker import Broker, Listening, find_server
 from eroica.bus import Answered
 from eroica.commands import State
 from eroica.errors import UnavailableError
@@ -128,6 +128,23 @@ def test_a_server_that_cannot_listen_is_told_in_its_own_words(tmp_path: Path, op
     port = int(first.url.rpartition(":")[2])
     with pytest.raises(UnavailableError, match="in use"):
         Broker(tmp_path / "other", Listening(port=port))
+
+
+def test_a_server_whose_program_is_away_for_a_while_is_started_when_it_is_back(
+    tmp_path: Path, opened: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "nats-server"
+    program.symlink_to(find_server(os.environ))
+    monkeypatch.setenv("EROICA_NATS_SERVER", str(program))
+    broker = opened.enter_context(closing(Broker(tmp_path / "bus", Listening())))
+    os.kill(broker.pid, signal.SIGKILL)
+    assert broker.has_ended()
+    program.rename(tmp_path / "away")
+    for _ in range(2):
+        with pytest.raises(UnavailableError, match="cannot be started"):
+            broker.revive()
+    (tmp_path / "away").rename(program)
+    assert broker.revive() and not broker.revive()
 
 
 def certificate(folder: Path, name: str) -> Listening:
