@@ -32,7 +32,7 @@ from eroica import bus
 from eroica.bus import Message
 from eroica.delivery import Inbox, Outbox, Receiver, Told
 from eroica.errors import DataError
-from eroica.wire import MOST_MESSAGE_BYTES, MOST_NAME, VERSION, Frame, read_frame, read_message, write_frame
+from eroica.wire import MOST_MESSAGE_BYTES, MOST_NAME, MOST_TEXT, VERSION, Frame, read_frame, read_message, write_frame
 from eroica.wire import write_message as write
 
 EASY_AGENTS = 2_000
@@ -326,7 +326,10 @@ class CoordinatorLink:
         self._takers.append((kinds, take))
 
     def publish(self, message: Message) -> None:
-        """Queue a message for all agents of the job."""
+        """Queue a message for all agents of the job; a sentence is cut to what they take."""
+        if isinstance(message, bus.Said) and len(message.text) > MOST_TEXT:
+            # It may say of each rank why it gave nothing, in words that an agent has chosen.
+            message = replace(message, text=message.text[: MOST_TEXT - 4] + " ...")
         self._outbox.put(write(message))
 
     def take(self, data: bytes, session: str) -> None:

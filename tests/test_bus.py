@@ -452,6 +452,20 @@ def test_a_message_that_is_too_large_is_replaced_by_one_that_says_so() -> None:
     assert "too large" in looked.notes[0]
 
 
+def test_a_sentence_that_is_too_long_is_cut_and_ends_no_coordinator() -> None:
+    ends, *_ = over(Network(random.Random(1)))
+    came: list[bus.Message] = []
+    ends.agents[0].subscribe((bus.Said,), came.append)
+    ends.agents[0].publish(bus.Leaving(host="a"))  # so that it is heard before
+    heard: list[bus.Message] = []
+    ends.coordinator.subscribe((bus.Leaving,), heard.append)
+    ends.rounds(lambda: bool(heard))
+    ends.coordinator.publish(bus.Said(text="why each of 100,000 ranks left nothing " * 50_000))
+    ends.rounds(lambda: bool(came))
+    (said,) = came
+    assert isinstance(said, bus.Said) and said.text.startswith("why each of") and said.text.endswith(" ...")
+
+
 def test_an_agent_that_is_silent_is_told_once_and_heard_again_when_it_is_back() -> None:
     network = Network(random.Random(8))
     ends, _, _, clock = over(network)
