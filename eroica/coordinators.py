@@ -268,11 +268,13 @@ class Coordinators:
         job = link.job
         self.say(f"job {job} has an agent")
 
-        def leave(message: bus.Message) -> None:
+        def come_or_leave(message: bus.Message) -> None:
             if isinstance(message, bus.Leaving):
                 self._left.add((job, message.host))
+            elif isinstance(message, bus.Joined):
+                self._left.discard((job, message.host))
 
-        link.subscribe((bus.Leaving,), leave)
+        link.subscribe((bus.Joined, bus.Leaving), come_or_leave)
 
         def tell(incident: Incident) -> None:
             id = self.chronicle.told(job, incident)
