@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median, median_low
+from typing import Annotated, TypeAlias
 
 import msgspec
 
@@ -23,19 +24,23 @@ MOSTLY = 0.7
 """Share of the steps since the onset that must be slow: hiccups of the other kind lie between them."""
 
 
+_Whole: TypeAlias = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
+"""What may be reckoned with in 64 bits. Seen to on reading alone, by the decoder: laps are too many to look at each."""
+
+
 class Lap(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One iteration that is over. A row on the wire, and nothing that the collector need follow: the ranks of a large
     job tell millions of them with one window. Fields are only ever added, at the end and with a default."""
 
-    step: int
+    step: _Whole
     """Raw count at its begin: the number of its `ProfilerStep#` mark, should it be captured."""
-    start_ns: int
-    duration_ns: int
+    start_ns: _Whole
+    duration_ns: _Whole
     pause: str
     """What else happened in it: "evaluation", "checkpoint", ...; "" if nothing is known."""
-    num_batches: int = 0
-    num_collectives: int = 0
-    waited_ns: int = -1
+    num_batches: _Whole = 0
+    num_collectives: _Whole = 0
+    waited_ns: _Whole = -1
     """In collectives that began in it, all together; -1: not seen."""
 
 
@@ -45,10 +50,10 @@ class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
     name: str
     """"gc", "fetch" (a batch that was long in coming), "capture" (a trace of ours is written), or one of
     `ring.PHASES`: "save", "evaluation", "compile", ..."""
-    step: int
+    step: _Whole
     """Steps completed before it began."""
-    start_ns: int
-    duration_ns: int
+    start_ns: _Whole
+    duration_ns: _Whole
 
 
 @dataclass(frozen=True, slots=True)

@@ -210,7 +210,8 @@ def _short(name: str) -> Callable[[Any], bool]:
 
 def _pace_fits(message: bus.Standing) -> bool:
     pace = message.iteration_s
-    return pace is None or (math.isfinite(pace) and 0 <= pace < 1e7)
+    # Of none so short that the iterations in a second are no number any more; 0: there is none yet.
+    return pace is None or pace == 0 or 1e-9 <= pace < 1e7
 
 
 def _history_fits(message: bus.Summarized) -> bool:

@@ -272,6 +272,21 @@ def test_what_an_agent_may_not_say_is_left_out_counted_and_said_once() -> None:
     assert len(said) == 3 and any("another host" in text for text in said)
 
 
+def test_numbers_with_which_no_coordinator_can_reckon_do_not_travel() -> None:
+    told = Summarized(window=1, rank=0, summary=None)
+    wrong: list[bus.Message] = [
+        replace(standing(0, 9), iteration_s=5e-324),  # the steps in a second would be infinitely many
+        replace(told, history=History(laps=(Lap(1 << 63, 1, 1, ""),))),
+        replace(told, history=History(laps=(Lap(1, 1, 1, "", 1 << 63),))),
+        replace(told, history=History(spans=(Span("gc", 1 << 63, 1, 1),))),
+    ]
+    for claim in wrong:
+        with pytest.raises(DataError, match=r"does not fit|beyond all bounds"):
+            wire.read_message(*wire.write_message(claim), bus.TO_COORDINATOR)
+    sound = replace(told, history=History(laps=(Lap(1, 1, 1, ""),), spans=(Span("gc", 1, 1, 1),)))
+    assert wire.read_message(*wire.write_message(sound), bus.TO_COORDINATOR) == sound
+
+
 def test_a_frame_that_was_replayed_changes_nothing() -> None:
     link, came = coordinator_end([])
     for _ in range(5):
