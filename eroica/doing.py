@@ -189,8 +189,8 @@ def _by_stack(view: RankView, main: Thread, frame: Frame | None) -> Doing:
 
 
 def _communicates(thread: Thread) -> bool:
-    top = thread.frames[0]
-    return bool(_DISTRIBUTED.search(top.file) and _COLLECTIVES.search(top.function))
+    top = thread.frames[0] if thread.frames else None
+    return top is not None and bool(_DISTRIBUTED.search(top.file) and _COLLECTIVES.search(top.function))
 
 
 def _around(view: RankView, main: Thread) -> Doing | None:

@@ -434,3 +434,10 @@ def test_stacks_of_many_ranks_fold_to_a_line_per_place() -> None:
         "0-16,18-999: all_reduce (distributed_c10d.py:3252) <- step (train.py:40)",
     ]
     assert lines(merge({0: _thread(), 1: _in(1), 2: _in(2)}), 1)[-1] == "... and 1 more places"
+
+
+def test_a_thread_without_frames_that_an_agent_says_holds_a_lock_ends_nothing() -> None:
+    taken = Held("self.lock", Frame("step", "/home/u/train.py", 7))
+    waits = replace(_in(12), waits_for="self.lock")
+    late = replace(_rank(1, _call(40, "done"), thread=waits), threads=(waits, Thread("t", (), holds=(taken,))))
+    assert _explained(_waiting(0), late, _waiting(2), _waiting(3)).verdict.ranks == "1"
