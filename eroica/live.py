@@ -131,11 +131,13 @@ def _met(job: Job, meeting: Meeting) -> Pass | int:
 
 
 def _until_end(job: Job, watcher: _Watcher, plan: Run) -> int:
+    is_ended = False
     while (status := job.wait(1 / LOOKS_PER_S, watcher.events)) is None:
         if job.is_told_to_end:
             watcher.rest()
         watcher.look()
-        if plan.enough is not None and plan.enough(watcher.num_troubles):
+        if not is_ended and plan.enough is not None and plan.enough(watcher.num_troubles):
+            is_ended = True  # once: torchrun ends its workers at the first signal and loses them at the second
             job.end()
     watcher.last_look()
     return status

@@ -327,3 +327,33 @@ def test_an_output_folder_that_cannot_be_written_costs_neither_job_nor_answer(tm
     assert ended.returncode == 1 and "CRASH" in ended.stderr
     assert f"{tmp_path / 'out'}: the reports cannot be written there" in ended.stderr
     assert "Traceback" not in ended.stderr.partition("CRASH")[2]
+
+
+_COUNTS = """
+import signal, sys, time
+num, until = 0, time.monotonic() + 60
+def told(number, frame):
+    global num, until
+    num, until = num + 1, min(until, time.monotonic() + 1)
+signal.signal(signal.SIGTERM, told)
+open(sys.argv[1], "w").close()
+while time.monotonic() < until:
+    time.sleep(0.05)
+sys.exit(num)
+"""
+_ENDS_IT = """
+import os, sys
+from eroica.live import Run, run
+command = [sys.executable, "-c", sys.argv[1], sys.argv[2]]
+sys.exit(run(Run(command=command, enough=lambda num: os.path.exists(sys.argv[2])), print, print))
+"""
+
+
+def test_a_job_that_has_shown_enough_is_told_to_end_once_however_long_that_takes(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", _ENDS_IT, _COUNTS, str(tmp_path / "ready")],
+        env=environment(tmp_path) | {"PYTHONPATH": str(Path(__file__).parent.parent)},
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert ended.returncode == 1  # its launcher would lose its ranks at the second
