@@ -44,6 +44,8 @@ MOST_TEXT = 4_096
 """Characters of a sentence."""
 MOST_RECORDS = 4_096
 """Laps, spans, views or notes in one message: an agent sends some hundreds."""
+MOST_DEPTH = 16
+"""Of settings within settings: ranks tell of two or three. Some hundreds cannot be written as JSON."""
 MOST_COUNT = 1 << 62
 
 
@@ -216,9 +218,18 @@ def _pace_fits(message: bus.Standing) -> bool:
 
 def _history_fits(message: bus.Summarized) -> bool:
     history = message.history
-    return history is None or all(
-        len(part) <= MOST_RECORDS for part in (history.laps, history.spans, history.environment, history.changes)
+    return history is None or (
+        all(len(part) <= MOST_RECORDS for part in (history.laps, history.spans, history.environment, history.changes))
+        and _is_shallow(history.environment, MOST_DEPTH)
     )
+
+
+def _is_shallow(value: object, most: int) -> bool:
+    """Nothing within it lies deeper than `most`."""
+    if isinstance(value, dict | list):
+        inside = value.values() if isinstance(value, dict) else value
+        return most > 0 and all(_is_shallow(one, most - 1) for one in inside)
+    return True
 
 
 def _trigger_fits(message: bus.Noticed) -> bool:

@@ -287,6 +287,17 @@ def test_numbers_with_which_no_coordinator_can_reckon_do_not_travel() -> None:
     assert wire.read_message(*wire.write_message(sound), bus.TO_COORDINATOR) == sound
 
 
+def test_settings_within_settings_without_end_do_not_travel() -> None:
+    nested: object = 1
+    for _ in range(500):  # a diagnosis of it could not be written as JSON
+        nested = [nested]
+    told = Summarized(window=1, rank=0, summary=None, history=History(environment={"x": nested}))
+    with pytest.raises(DataError, match="beyond all bounds"):
+        wire.read_message(*wire.write_message(told), bus.TO_COORDINATOR)
+    told = replace(told, history=History(environment={"x": {"y": [1, {"z": 2}]}}))
+    assert wire.read_message(*wire.write_message(told), bus.TO_COORDINATOR) == told
+
+
 def test_a_frame_that_was_replayed_changes_nothing() -> None:
     link, came = coordinator_end([])
     for _ in range(5):
