@@ -160,11 +160,15 @@ def _iteration_of(trace: Trace, path: CriticalPath, rows: npt.NDArray[np.intp]) 
 
 def _fold(values: Float64s, count: int) -> Float32s:
     """Mean over runs of neighbours so that at most `count` remain."""
+    return _means(values, count).astype(np.float32)
+
+
+def _means(values: Float64s, count: int) -> Float64s:
     if len(values) <= count:
-        return values.astype(np.float32)
+        return values
     edges = np.linspace(0, len(values), count + 1).astype(int)[:-1]
     sizes = np.diff(np.append(edges, len(values)))
-    return (np.add.reduceat(values, edges) / sizes).astype(np.float32)
+    return np.asarray(np.add.reduceat(values, edges) / sizes, np.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +276,8 @@ def ledger_of(trace: Trace, path: CriticalPath, peaks: Peaks) -> Ledger:
         open_until.append(now + int(trace.dur_ns[rows[r]]))
     kept = np.linspace(0, count, min(count, MAX_ITERATIONS), endpoint=False).astype(int)
     return Ledger(
-        steps=_fold(iterations.steps.astype(np.float64), MAX_ITERATIONS).astype(np.int64),
+        # Numbers, of which 32 bits of a float would hold 24: from step 16,777,216 on two would be one.
+        steps=_means(iterations.steps.astype(np.float64), MAX_ITERATIONS).astype(np.int64),
         length_s=_fold(length, MAX_ITERATIONS),
         own_s=_fold(own, MAX_ITERATIONS),
         exposed_s=_fold(by_joinable[:, 1], MAX_ITERATIONS),

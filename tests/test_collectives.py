@@ -266,6 +266,13 @@ def test_long_windows_are_folded_into_means_that_keep_the_total() -> None:
     assert np.average(told.own_s) == pytest.approx(100.5e-6, rel=0.02)
 
 
+def test_steps_beyond_sixteen_million_keep_their_numbers() -> None:
+    first, events = (1 << 24) + 1, []
+    for s in range(8):
+        events += [h.mark(f"ProfilerStep#{first + s}", s * h.MS, h.MS), h.op("aten::mm", s * h.MS, 1000)]
+    assert ledger_of(events).steps.tolist() == [first + s for s in range(8)]
+
+
 def test_communication_is_counted_in_the_iteration_that_launched_it() -> None:
     events = [h.mark("ProfilerStep#0", 0, 100), h.mark("ProfilerStep#1", 100, 100)]
     events += [
