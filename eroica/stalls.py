@@ -25,7 +25,10 @@ def stalls(stacked: Stacked, recurrence: Recurrence | None, iteration_s: float) 
     """
     if len(set(stacked.hosts) - {""}) < 2 or stacked.own_s.shape[1] < 4:
         return None
-    together = np.nanmin(stacked.exposed_s + stacked.waiting_s, axis=0)
+    # NaN where one of the ranks does not tell of the step: it may be the one that works.
+    together = np.min(stacked.exposed_s + stacked.waiting_s, axis=0)
+    if np.isnan(together).all():
+        return None
     usual = float(np.nanmedian(together))
     excess = np.nan_to_num(together - usual)
     hit = np.flatnonzero(excess > (STALL - 1) * iteration_s)

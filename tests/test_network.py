@@ -222,6 +222,15 @@ def test_a_step_in_which_one_rank_works_while_the_others_wait_is_no_stall_of_the
     assert stalls(standing({1: 0.8, 4: 0.7, 6: 0.8}, works=2), None, 1.0) is None
 
 
+def test_steps_of_which_the_rank_that_works_does_not_tell_are_no_stall_of_the_network() -> None:
+    def rank(own: float, wait: float, host: str) -> h.Rank:
+        return h.Rank(own, 2.0, [h.Sample(0.1 + wait, channel=h.everyone(4))], host=host)
+
+    waiting = [h.summary(k, rank(0.9, 1.0, "AABB"[k]), num_steps=12) for k in range(3)]
+    cut = h.summary(3, rank(1.9, 0.0, "B"), num_steps=8)
+    assert stalls(stack([*waiting, cut]), None, 2.0) is None
+
+
 def test_one_stall_is_a_hiccup_unless_the_series_says_that_it_recurs() -> None:
     made = standing({4: 0.8})
     assert stalls(made, None, 1.0) is None
