@@ -406,9 +406,14 @@ def _confidence(draft: Draft, roles: Roles, partial: bool, missing: bool) -> str
 
 
 def device_of(stacked: Stacked, row: int) -> str | None:
-    """ "HOST/gpu3"; None where the trace tells no host or no device."""
+    """ "HOST/gpu3"; None where the trace tells no host or no device, and where a rank is missing that may be one of the
+    host's and come before this one."""
     host = stacked.hosts[row]
     if not host or not stacked.device_models[row]:
+        return None
+    first = stacked.hosts.index(host)
+    begin = int(stacked.ranks[first - 1]) + 1 if first else 0
+    if int(stacked.ranks[row]) - begin != row - first:
         return None
     # Ranks of a host use its devices in order, as launchers number them.
     return f"{host}/gpu{sum(1 for w in range(row) if stacked.hosts[w] == host)}"

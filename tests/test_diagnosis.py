@@ -227,6 +227,18 @@ def test_a_rank_without_device_events_among_others_with_them_is_said() -> None:
     assert any("3" in note and "device" in note for note in answer(blind).coverage.notes)
 
 
+@pytest.mark.parametrize(("absent", "device"), [(None, "B/gpu2"), (1, "B/gpu2"), (7, "B/gpu2"), (4, None), (5, None)])
+def test_a_device_has_a_number_only_where_all_ranks_before_it_on_its_host_are_known(
+    absent: int | None, device: str | None
+) -> None:
+    def rank(k: int) -> h.Rank:
+        own = 0.95 if k == 6 else 0.6
+        return h.Rank(own, samples=[h.Sample(1 - own, channel=h.everyone(8))], host="AB"[k // 4], device_model="A")
+
+    made = answer([s for s in h.job([rank(k) for k in range(8)]) if s.rank != absent])
+    assert (made.verdict.ranks, made.findings[0].device) == ("6", device)
+
+
 # --- the record ----------------------------------------------------------------------------------------------------
 
 
