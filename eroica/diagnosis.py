@@ -52,7 +52,15 @@ from eroica.held import beside, held_drafts
 from eroica.impact import Pricer, iteration_of
 from eroica.job import format_missing, format_ranks
 from eroica.levels import common_excess, does_other_work, heavy_roles, idle_excesses, input_bound
-from eroica.localization import EFFECT_FLOOR, EXPECTED_BETA, Localization, Roles, localize_stacked, roles_of
+from eroica.localization import (
+    EFFECT_FLOOR,
+    EXPECTED_BETA,
+    INCOMPLETE,
+    Localization,
+    Roles,
+    localize_stacked,
+    roles_of,
+)
 from eroica.moving import settled
 from eroica.network import slow_transfers
 from eroica.noted import is_self_inflicted, noted_steps
@@ -127,9 +135,7 @@ def _consequences(stacked: Stacked, blamed: set[int], waits: Float64s, iteration
 
 def _coverage(stacked: Stacked, roles: Roles, context: Context) -> Coverage:
     summaries = stacked.summaries
-    unlike = sorted(
-        {w for r, name in enumerate(roles.names) if name.endswith("incomplete records") for w in roles.members(r)}
-    )
+    unlike = sorted({w for r, name in enumerate(roles.names) if name.endswith(INCOMPLETE) for w in roles.members(r)})
     lost = {s.rank for s in summaries if s.coverage.partial} | {summaries[w].rank for w in unlike}
     partial = sorted(lost | set(context.partial_ranks))
     explained = float(np.mean([s.coverage.explained for s in summaries])) if summaries else 0.0

@@ -31,7 +31,7 @@ from eroica.causes import (
 from eroica.changes import Change, of_versions, sentence
 from eroica.collectives import Float64s
 from eroica.critical_path import OWN_WORK, Activity
-from eroica.localization import EFFECT_FLOOR, Roles
+from eroica.localization import EFFECT_FLOOR, INCOMPLETE, Roles
 from eroica.names import Phase
 from eroica.network import SLOWER, growth, lanes_of
 from eroica.pattern import Function, Stacked
@@ -102,13 +102,15 @@ def idle_excesses(stacked: Stacked, roles: Roles, iteration_s: float, roots: Ind
 
 def heavy_roles(stacked: Stacked, roles: Roles, iteration_s: float, skip: Indices) -> list[Excess]:
     """Roles that do clearly more own work than the other roles: structure, no rank's fault."""
-    if len(roles.names) < 3:
+    # Ranks that have lost records look light, and no role of theirs is one to compare others with.
+    lost = np.array([name.endswith(INCOMPLETE) for name in roles.names], bool)
+    if np.count_nonzero(~lost) < 3:
         return []
     stable = np.nanmedian(stacked.own_s, axis=1)
     level = np.array(
         [
             np.median(np.delete(stable, skip)[np.delete(roles.of, skip) == r])
-            if (np.delete(roles.of, skip) == r).any()
+            if not lost[r] and (np.delete(roles.of, skip) == r).any()
             else np.nan
             for r in range(len(roles.names))
         ]
@@ -121,7 +123,7 @@ def heavy_roles(stacked: Stacked, roles: Roles, iteration_s: float, skip: Indice
             continue
         members = roles.members(int(role))
         ranks = np.setdiff1d(members, skip)
-        peers = np.setdiff1d(np.arange(len(stacked), dtype=np.intp), members)
+        peers = np.setdiff1d(np.flatnonzero(~lost[roles.of]), members)
         rise = np.median(stacked.activity_beta[ranks] * stacked.iteration_s[ranks, None], axis=0) - np.median(
             stacked.activity_beta[peers] * stacked.iteration_s[peers, None], axis=0
         )

@@ -39,6 +39,8 @@ SIGNATURE_BETA = 0.03
 """Kernels with less of the critical path do not tell roles apart."""
 LOST_RECORDS = 0.5
 """A rank with fewer kernels per iteration than this share of its role's median has lost device records."""
+INCOMPLETE = "incomplete records"
+"""Ends the name of the role of ranks that have."""
 SAME_ROLE = 0.7
 """Weighted overlap of the communication and kernels of two ranks from which they hold the same role."""
 
@@ -117,7 +119,7 @@ def roles_of(stacked: Stacked) -> Roles:
             f"{label}, {model or 'unknown device'}" for label, model in zip(labels, stacked.device_models, strict=True)
         ]
     unlike = incomplete_ranks(stacked, labels)
-    labels = [f"{label}, incomplete records" if w in unlike else label for w, label in enumerate(labels)]
+    labels = [f"{label}, {INCOMPLETE}" if w in unlike else label for w, label in enumerate(labels)]
     number: dict[str, int] = {}
     of = np.array([number.setdefault(label, len(number)) for label in labels], np.int32)
     return Roles(of, tuple(number), by)

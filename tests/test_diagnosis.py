@@ -227,6 +227,19 @@ def test_a_rank_without_device_events_among_others_with_them_is_said() -> None:
     assert any("3" in note and "device" in note for note in answer(blind).coverage.notes)
 
 
+def test_a_rank_that_has_lost_records_makes_no_heavy_role_of_the_other_half_of_a_job() -> None:
+    def rank(k: int) -> h.Rank:
+        own = 0.60 if k < 4 else 0.72
+        return h.Rank(own, samples=[h.Sample(0.28, channel=h.everyone(8))], device_model="A" if k < 4 else "B")
+
+    whole = h.job([rank(k) for k in range(8)])
+    assert answer(whole).kind == "healthy"
+    light = h.less(whole[3], own_s=np.full(8, 0.1, np.float32))
+    whole[3] = replace(light, coverage=replace(light.coverage, num_kernels=1))
+    made = answer(whole)
+    assert made.kind == "healthy" and made.coverage.partial_ranks == "3"
+
+
 @pytest.mark.parametrize(("absent", "device"), [(None, "B/gpu2"), (1, "B/gpu2"), (7, "B/gpu2"), (4, None), (5, None)])
 def test_a_device_has_a_number_only_where_all_ranks_before_it_on_its_host_are_known(
     absent: int | None, device: str | None
