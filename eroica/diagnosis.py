@@ -136,7 +136,9 @@ def _consequences(stacked: Stacked, blamed: set[int], waits: Float64s, iteration
 def _coverage(stacked: Stacked, roles: Roles, context: Context) -> Coverage:
     summaries = stacked.summaries
     unlike = sorted({w for r, name in enumerate(roles.names) if name.endswith(INCOMPLETE) for w in roles.members(r)})
-    lost = {s.rank for s in summaries if s.coverage.partial} | {summaries[w].rank for w in unlike}
+    # A trace may hold events and tell of no time: marks alone, as where a capture ended at once.
+    lost = {s.rank for s in summaries if s.coverage.partial or s.coverage.explained <= 0}
+    lost |= {summaries[w].rank for w in unlike}
     partial = sorted(lost | set(context.partial_ranks))
     explained = float(np.mean([s.coverage.explained for s in summaries])) if summaries else 0.0
     notes = list(context.notes)

@@ -24,8 +24,9 @@ excess, does not model the job, though it may last as long as the recording: a c
 
 
 def iteration_of(stacked: Stacked) -> float:
-    """Length of an iteration over all ranks, seconds; 0 if there is none."""
-    return float(np.median(stacked.iteration_s)) if len(stacked) else 0.0
+    """Length of an iteration over all ranks that tell of any, seconds; 0 if there is none."""
+    told = stacked.iteration_s[stacked.iteration_s > 0]
+    return float(np.median(told)) if len(told) else 0.0
 
 
 class Pricer:

@@ -252,6 +252,13 @@ def test_a_device_has_a_number_only_where_all_ranks_before_it_on_its_host_are_kn
     assert (made.verdict.ranks, made.findings[0].device) == ("6", device)
 
 
+def test_a_rank_whose_trace_tells_of_no_time_is_told_and_makes_no_iteration_shorter() -> None:
+    whole = data_parallel([0.0] * 2)
+    made = answer([whole[0], summarize(h.trace([], rank=1, world_size=2))])
+    assert made.coverage.partial_ranks == "1" and made.verdict.confidence != "supported"
+    assert made.iteration.observed_s == pytest.approx(0.85, abs=0.01)
+
+
 # --- the record ----------------------------------------------------------------------------------------------------
 
 
