@@ -95,7 +95,7 @@ def _summary(finding: Finding) -> str:
         "rank": f"rank{'s' if ',' in finding.ranks or '-' in finding.ranks else ''} {finding.ranks}",
         "host": f"host {', '.join(finding.hosts)}",
         "group": f"ranks {finding.ranks}",
-        "link": f"link {finding.link}",
+        "link": f"link {finding.link}" if finding.link else f"a link between ranks {finding.ranks}",
         "all": "all ranks",
         "rotating": "changing ranks",
     }[finding.scope]

@@ -306,6 +306,15 @@ def test_a_slow_pair_within_a_host_is_a_link_where_other_pairs_of_both_devices_a
     assert transfer.on_one_host and not transfer.undecided
 
 
+def test_a_link_between_devices_that_no_trace_names_is_told_by_its_ranks() -> None:
+    lanes = {(0, 1): FAST, (2, 3): SLOW, (4, 5): FAST, (6, 7): FAST, (0, 2): FAST, (1, 3): FAST, (4, 6): FAST}
+    groups: dict[tuple[int, ...], tuple[float, ...]] = {lane: (seconds,) * 2 for lane, seconds in lanes.items()}
+    groups[tuple(range(8))] = tuple(0.05 if rank in (2, 3) else 0.05 + SLOW - FAST for rank in range(8))
+    made = diagnose(replace(stacked(groups), hosts=("A",) * 8))
+    assert made.verdict.scope == "link" and "link between ranks 2-3" in made.verdict.summary
+    assert "None" not in made.verdict.summary
+
+
 def test_two_slow_pairs_that_share_a_device_are_that_device() -> None:
     (transfer,) = found(within({(2, 3), (0, 2)}))
     assert (transfer.scope, transfer.hosts, transfer.ranks.tolist()) == ("rank", ("A",), [2])
