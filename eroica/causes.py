@@ -155,6 +155,7 @@ def _work_share(
     """Share of the excess that more work explains, were time proportional to work. NaN where no function tells its
     work."""
     explained, told = 0.0, 0.0
+    is_other = bool(_other_functions(stacked, ranks, peers, columns))
     for f in columns:
         mine, theirs = stacked.work[ranks, f], stacked.work[peers, f]
         time_mine = float(np.median(stacked.beta[ranks, f] * stacked.iteration_s[ranks]))
@@ -164,11 +165,35 @@ def _work_share(
             continue
         if np.isnan(mine).all():
             continue
+        if np.isnan(theirs).all() and (is_other or stacked.functions[f].activity == Activity.MEMORY):
+            continue  # the peers do the same otherwise, or hide it behind their kernels: who does more is not known
         told += rise
         reference = float(np.nanmedian(theirs)) if np.isfinite(theirs).any() else 0.0
         ratio = float(np.nanmedian(mine)) / reference if reference > 0 else np.inf
         explained += min(rise, time_peers * (ratio - 1)) if np.isfinite(ratio) else rise
     return explained / excess_s if told >= 0.3 * excess_s else float("nan")
+
+
+OTHER_FUNCTIONS = 0.5
+"""Part of what these ranks spend in functions that their peers lack which the peers must spend in functions that these
+lack: then it is the same work by other kernels, or as likely that as more work."""
+
+
+def _other_functions(
+    stacked: Stacked, ranks: npt.NDArray[np.intp], peers: npt.NDArray[np.intp], columns: npt.NDArray[np.intp]
+) -> str:
+    """Sentence about functions that these ranks run in place of those of their peers; "" if there are none."""
+    if not len(columns) or not len(peers):
+        return ""
+    mine, theirs = (
+        np.median(stacked.beta[np.ix_(rows, columns)] * stacked.iteration_s[rows, None], axis=0)
+        for rows in (ranks, peers)
+    )
+    only_mine, only_theirs = float(mine[theirs == 0].sum()), float(theirs[mine == 0].sum())
+    # The longest of what only these have is what is told of them; the rest of a step may differ by chance.
+    if only_theirs < OTHER_FUNCTIONS * only_mine or only_mine <= 0 or theirs[int(np.argmax(mine - theirs))] > 0:
+        return ""
+    return "these ranks run other kernels than their peers, in place of theirs: which of the two do more is not known"
 
 
 MORE_OPERATORS = 1.1
@@ -405,13 +430,16 @@ def cause_of(
             return Cause(
                 "gpu_throttle", True, f"the clock during these kernels is {clock:.0%} of the peers'", same_work
             )
+        if not same_work and (other := _other_functions(stacked, ranks, peers, columns)):
+            return Cause("unknown", False, other, ())
         ruled = (*same_work, *(("gpu_throttle: the clock is that of the peers",) if np.isfinite(clock) else ()))
         return Cause("gpu_compute", False, "the same kernels take longer on this device", ruled)
     if activity == Activity.MEMORY:
         ratio = _clock_ratio(stacked, ranks, peers, columns, "copy_bandwidth")
         if np.isfinite(ratio) and ratio < 0.9:
             return Cause("host_device_copy", True, f"copies reach {ratio:.0%} of the peers' bandwidth", same_work)
-        return Cause("host_device_copy", bool(same_work), "copies of the same size take longer", same_work)
+        because = "copies of the same size take longer" if same_work else "copies hold the device up for longer"
+        return Cause("host_device_copy", bool(same_work), because, same_work)
     if activity in (Activity.OPERATOR, Activity.LAUNCH):
         cpu = _clock_ratio(stacked, ranks, peers, columns, "cpu")
         if np.isfinite(cpu) and cpu < 0.9:

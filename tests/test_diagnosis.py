@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -225,6 +225,34 @@ def test_a_rank_without_device_events_among_others_with_them_is_said() -> None:
     whole = data_parallel([0.0] * 4)
     blind = [replace(s, coverage=replace(s.coverage, has_device=s.rank != 3)) for s in whole]
     assert any("3" in note and "device" in note for note in answer(blind).coverage.notes)
+
+
+def only_here(mine: Mapping[Function, float], theirs: Mapping[Function, float]) -> Any:
+    """The finding on rank 2 of four, which spends its time otherwise than its peers; all tell their work."""
+    ranks = []
+    for spent in (theirs, theirs, mine, theirs):
+        own = sum(spent.values())
+        meet = h.Sample(1 - own, own)
+        ranks.append(h.Rank(own, samples=[meet], functions=spent, work=dict.fromkeys(spent, 1e6)))
+    made = answer(h.job(ranks))
+    assert made.verdict.ranks == "2"
+    return made.findings[0]
+
+
+def test_copies_that_the_peers_hide_are_no_more_work() -> None:
+    copy = Function(Activity.MEMORY, "Memcpy HtoD", None, None)
+    found = only_here({h.GEMM: 0.6, copy: 0.3}, {h.GEMM: 0.6})
+    assert found.cause == "host_device_copy" and found.confidence != "established"
+
+
+def test_the_same_work_by_another_kernel_is_neither_more_work_nor_a_slow_device() -> None:
+    found = only_here({Function(Activity.COMPUTE, "gemm_b", None, None): 0.9}, {h.GEMM: 0.6})
+    assert found.cause == "unknown"
+
+
+def test_a_kernel_more_is_more_work() -> None:
+    found = only_here({h.GEMM: 0.6, Function(Activity.COMPUTE, "expert", None, None): 0.3}, {h.GEMM: 0.6})
+    assert (found.cause, found.confidence) == ("load_imbalance", "established")
 
 
 def test_a_rank_that_has_lost_records_makes_no_heavy_role_of_the_other_half_of_a_job() -> None:
