@@ -189,6 +189,11 @@ def stable_rises(stacked: Stacked, roles: Roles, where: Localization, iteration_
                 late = usual_wait - waiting[row]
                 steps = np.isfinite(over) & np.isfinite(late)
                 if not steps.any():
+                    # Its steps are numbered otherwise than its peers': theirs in the middle.
+                    over = stacked.own_s[row] - np.nanmedian(usual)
+                    late = np.nanmedian(usual_wait) - waiting[row]
+                    steps = np.isfinite(over) & np.isfinite(late)
+                if not steps.any():
                     continue
                 part = 0.4 * rise
                 share = float(((over > part) | (late > part))[steps].mean())

@@ -255,6 +255,12 @@ def test_a_kernel_more_is_more_work() -> None:
     assert (found.cause, found.confidence) == ("load_imbalance", "established")
 
 
+def test_a_rank_that_numbers_its_steps_otherwise_is_compared_all_the_same() -> None:
+    made = data_parallel([0.0, 0.0, 0.0, 0.3])
+    made[3] = h.less(made[3], steps=made[3].ledger.steps + 100, step=made[3].ledger.step + 100)
+    assert (answer(made).verdict.ranks, answer(made).kind) == ("3", "slow")
+
+
 def test_a_rank_that_has_lost_records_makes_no_heavy_role_of_the_other_half_of_a_job() -> None:
     def rank(k: int) -> h.Rank:
         own = 0.60 if k < 4 else 0.72
