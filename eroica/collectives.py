@@ -9,6 +9,7 @@ member waits for every other are joined. Not here: who is to blame (`diagnosis`)
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -274,7 +275,9 @@ def ledger_of(trace: Trace, path: CriticalPath, peaks: Peaks) -> Ledger:
         open_until = [t for t in open_until if t > now]
         in_flight[r] = min(len(open_until), 255)
         open_until.append(now + int(trace.dur_ns[rows[r]]))
-    kept = np.linspace(0, count, min(count, MAX_ITERATIONS), endpoint=False).astype(int)
+    # Of neighbours in one, the function is that of the longest peak, which makes their mean what it is.
+    edges = np.linspace(0, count, min(count, MAX_ITERATIONS) + 1).astype(int)
+    kept = np.array([a + int(peaks.excess_s[a:b].argmax()) for a, b in itertools.pairwise(edges.tolist())], np.intp)
     return Ledger(
         # Numbers, of which 32 bits of a float would hold 24: from step 16,777,216 on two would be one.
         steps=_means(iterations.steps.astype(np.float64), MAX_ITERATIONS).astype(np.int64),

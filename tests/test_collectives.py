@@ -266,6 +266,17 @@ def test_long_windows_are_folded_into_means_that_keep_the_total() -> None:
     assert np.average(told.own_s) == pytest.approx(100.5e-6, rel=0.02)
 
 
+def test_a_folded_step_names_the_function_of_its_longest_peak() -> None:
+    events = []
+    for s in range(128):
+        events += [h.mark(f"ProfilerStep#{s}", s * h.MS, h.MS), h.op("aten::mm", s * h.MS, 1000 if s % 2 else 1100)]
+        if s in (7, 33, 90):
+            events.append(h.op("aten::sort", s * h.MS + 10_000, 500_000))
+    made = summarize(h.trace(events))
+    told = [made.patterns.functions[made.ledger.top_function[s // 2]].name for s in (7, 33, 90)]
+    assert told == ["aten::sort"] * 3
+
+
 def test_steps_beyond_sixteen_million_keep_their_numbers() -> None:
     first, events = (1 << 24) + 1, []
     for s in range(8):
