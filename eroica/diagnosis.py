@@ -60,6 +60,7 @@ from eroica.localization import (
     Roles,
     localize_stacked,
     roles_of,
+    unmarked_ranks,
 )
 from eroica.moving import settled
 from eroica.network import slow_transfers
@@ -163,6 +164,13 @@ def _coverage(stacked: Stacked, roles: Roles, context: Context) -> Coverage:
         f"rank{'s' if len(ranks) > 1 else ''} {format_ranks(ranks)}: {note}" for note, ranks in by_note.items()
     )
     has_device = [s.coverage.has_device for s in summaries]
+    unmarked = unmarked_ranks(stacked)
+    if unmarked:
+        notes.append(
+            f"rank{'s' if len(unmarked) > 1 else ''} {format_ranks(summaries[w].rank for w in unmarked)}: no mark of "
+            "an iteration was found, unlike on the others, so there is nothing to compare with theirs"
+        )
+    unlike = [w for w in unlike if w not in unmarked]
     if unlike:
         notes.append(
             f"ranks {format_ranks(summaries[w].rank for w in unlike)} hold far fewer device events than their peers: "

@@ -15,7 +15,7 @@ from eroica import replay
 from eroica.blame import Indices
 from eroica.collectives import Float64s
 from eroica.findings import Impact
-from eroica.localization import Roles, nan_median
+from eroica.localization import Roles, nan_median, unmarked_ranks
 from eroica.pattern import Stacked
 
 MODELLED = 0.5
@@ -25,7 +25,8 @@ excess, does not model the job, though it may last as long as the recording: a c
 
 def iteration_of(stacked: Stacked) -> float:
     """Length of an iteration over all ranks that tell of any, seconds; 0 if there is none."""
-    told = stacked.iteration_s[stacked.iteration_s > 0]
+    lengths = np.delete(stacked.iteration_s, sorted(unmarked_ranks(stacked)))
+    told = lengths[lengths > 0]
     return float(np.median(told)) if len(told) else 0.0
 
 

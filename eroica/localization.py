@@ -134,17 +134,27 @@ def incomplete_ranks(stacked: Stacked, labels: Sequence[str]) -> set[int]:
     counts = np.array([s.coverage.num_kernels for s in stacked.summaries]) / np.maximum(
         [s.num_iterations for s in stacked.summaries], 1
     )
-    unlike: set[int] = set()
+    unlike = unmarked_ranks(stacked)
     number: dict[str, int] = {}
     of = np.array([number.setdefault(label, len(number)) for label in labels])
+    of[sorted(unlike)] = -1
     for role in range(len(number)):
         members = np.flatnonzero(of == role)
+        if not len(members):
+            continue
         usual = float(np.median(counts[members]))
         unlike.update(members[counts[members] < LOST_RECORDS * usual].tolist())
     has_device = [s.coverage.has_device for s in stacked.summaries]
     if any(has_device):
         unlike.update(w for w, has in enumerate(has_device) if not has)
     return unlike if len(unlike) < len(stacked) else set()
+
+
+def unmarked_ranks(stacked: Stacked) -> set[int]:
+    """Rows without marks of iterations beside others with them: their whole window counts as one iteration, which is no
+    iteration of theirs."""
+    unmarked = {w for w, s in enumerate(stacked.summaries) if s.steps_by == "window"}
+    return unmarked if len(unmarked) < len(stacked) else set()
 
 
 def _labels_by_function(stacked: Stacked) -> list[str]:

@@ -286,6 +286,17 @@ def test_a_device_has_a_number_only_where_all_ranks_before_it_on_its_host_are_kn
     assert (made.verdict.ranks, made.findings[0].device) == ("6", device)
 
 
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_rank_without_marks_of_its_iterations_is_not_blamed_for_the_length_of_its_window(size: int) -> None:
+    made = data_parallel([0.0] * size)
+    whole = h.summary(size - 1, h.Rank(8 * 0.8, 8 * 0.85, functions={h.GEMM: 8 * 0.8}), world_size=size, num_steps=1)
+    told = answer([*made[:-1], replace(whole, steps_by="window")])
+    assert told.kind == "healthy" and told.coverage.partial_ranks == str(size - 1)
+    assert told.iteration.observed_s == pytest.approx(0.85, abs=0.01)
+    assert any("no mark of an iteration" in note for note in told.coverage.notes)
+    assert not any("fewer device events" in note for note in told.coverage.notes)
+
+
 def test_a_rank_whose_trace_tells_of_no_time_is_told_and_makes_no_iteration_shorter() -> None:
     whole = data_parallel([0.0] * 2)
     made = answer([whole[0], summarize(h.trace([], rank=1, world_size=2))])
