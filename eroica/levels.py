@@ -263,11 +263,15 @@ def common_excess(
 def _is_of_most(stacked: Stacked, baseline: Stacked, activity: Activity, rise_s: float) -> bool:
     """At most a quarter of the ranks lack the rise: the middle of two halves, of which one is slow, is nobody's.
 
-    True where other ranks reported than in the healthy window: who has how much more is not known then.
+    Of the ranks that reported in both windows; True where none did, since who has how much more is not known then.
     """
-    if not np.array_equal(stacked.ranks, baseline.ranks):
+    _, *both = np.intersect1d(stacked.ranks, baseline.ranks, assume_unique=True, return_indices=True)
+    if not len(both[0]):
         return True
-    now, then = (of.activity_beta[:, activity] * of.iteration_s for of in (stacked, baseline))
+    now, then = (
+        of.activity_beta[rows, activity] * of.iteration_s[rows]
+        for of, rows in zip((stacked, baseline), both, strict=True)
+    )
     return float(np.sort(now - then)[int(MAY_LACK * len(now))]) >= ALIKE * rise_s
 
 

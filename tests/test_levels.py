@@ -78,6 +78,13 @@ def test_what_half_of_the_ranks_do_longer_is_not_told_of_all(num_slow: int) -> N
     assert (Activity.PYTHON in {excess.activity for excess in found}) == (num_slow == 3)
 
 
+def test_what_half_of_the_ranks_do_longer_is_not_told_of_all_where_a_rank_is_missing() -> None:
+    slow, usual = job(8, USUAL | {LOG: 0.030}), job(8, USUAL)
+    now = stack((slow[:4] + job(8, USUAL, idle=0.030)[4:])[:7])
+    assert Activity.PYTHON not in {excess.activity for excess in common_excess(now, stack(usual), 0.110)}
+    assert Activity.PYTHON in {excess.activity for excess in common_excess(stack(slow[:7]), stack(usual), 0.110)}
+
+
 def test_python_that_takes_longer_in_no_one_function_is_told_only_where_nothing_dearer_is_found() -> None:
     many = [Function(Activity.PYTHON, f"part{n}", f"train.py:{n}", f"train.py:{n}") for n in range(20)]
     usual = USUAL | dict.fromkeys(many, 0.0010)
