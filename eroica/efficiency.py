@@ -77,7 +77,7 @@ def study(runs: Sequence[tuple[str, Account]]) -> Study:
     for n, (name, told) in enumerate(ordered):
         whole = _with_steady(told, first) if n and first.num_hosts > 1 else told
         relative = None
-        if n:
+        if n and first.efficiency > 0:
             ratio, length = whole.efficiency / first.efficiency, whole.iteration_s
             relative = Share(ratio, ratio * length.seconds / length.high, ratio * length.seconds / length.low)
         sizes.append(Size(name, whole, relative))
@@ -90,7 +90,7 @@ def _with_steady(told: Account, first: Account) -> Account:
     sizes = (told.group_size, first.group_size)
     if min(sizes) < 2 or not all(math.isfinite(v) and v > 0 for v in (told.transfer_s, first.transfer_s)):
         return told
-    grown = told.num_bytes / first.num_bytes if math.isfinite(told.num_bytes / first.num_bytes) else 1.0
+    grown = told.num_bytes / first.num_bytes if math.isfinite(told.num_bytes) and first.num_bytes > 0 else 1.0
     grown *= (1 - 1 / sizes[0]) / (1 - 1 / sizes[1])
     open_s = told.parts[Part.COMMUNICATION].seconds
     steady = min(max(told.transfer_s - first.transfer_s * grown, 0.0), max(open_s, 0.0))

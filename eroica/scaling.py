@@ -355,8 +355,8 @@ def _more_work(stacked: Stacked, iteration_s: float) -> Float64s:
         work = stacked.work[:, column]
         if not np.isfinite(work).all() or float(np.median(work)) <= 0:
             continue
-        share = work / float(np.quantile(work, 0.25)) - 1.0
-        more += np.where(share > 0, seconds[:, column] * share / (1 + share), 0.0)
+        usual = float(np.quantile(work, 0.25))  # 0 where a quarter of the ranks are given none
+        more += seconds[:, column] * np.where(work > usual, 1.0 - usual / np.maximum(work, 1e-12), 0.0)
     return more
 
 

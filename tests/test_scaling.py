@@ -21,6 +21,7 @@ from eroica.scaling import MODES, Account, Part, account
 from eroica.simulation import summaries
 from evals.kineto_file import write_json
 from evals.synth import cluster
+from tests import handmade as h
 
 
 def accounted(setting: Setting, iterations: int = 40, seed: int = 0) -> Account:
@@ -94,6 +95,32 @@ def test_renaming_ranks_changes_no_part() -> None:
     )
     assert one is not None and other is not None
     assert [p.seconds for p in one.parts.values()] == pytest.approx([p.seconds for p in other.parts.values()])
+
+
+def test_ranks_that_are_given_no_work_at_all_are_accounted_for() -> None:
+    ranks = []
+    for k in range(4):
+        own = 0.5 if k == 0 else 0.9
+        spent = {h.GEMM: own}
+        ranks.append(h.Rank(own, samples=[h.Sample(1 - own, channel=h.everyone(4))], functions=spent, work=spent))
+    given = h.job(ranks, 12)
+    idle = replace(given[0], patterns=replace(given[0].patterns, work=np.zeros(1)))
+    told = account(stack([idle, *given[1:]]))
+    assert told is not None and all(np.isfinite(part.seconds) for part in told.parts.values())
+
+
+@pytest.mark.parametrize(("own", "num_bytes"), [(0.0, 1e6), (0.5, 0.0)])
+def test_runs_without_own_work_or_bytes_are_told_together(own: float, num_bytes: float) -> None:
+    def run(size: int) -> Account:
+        ranks = [h.Rank(own, samples=[h.Sample(0.5, channel=h.everyone(size))], host=f"h{k}") for k in range(size)]
+        told = [h.less(s, channel_bytes=np.full(1, num_bytes)) for s in h.job(ranks, 12)]
+        accounted = account(stack(told))
+        assert accounted is not None
+        return accounted
+
+    told = study([("two", run(2)), ("four", run(4))])
+    assert (told.sizes[1].relative is None) == (own == 0)
+    assert json.loads(render_json(told))["runs"][1]["ranks"] == 4 and "four" in render_text(told)
 
 
 def test_of_too_few_steps_or_ranks_nothing_is_said() -> None:
