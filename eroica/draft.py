@@ -366,9 +366,13 @@ _OF_INPUT = frozenset(
 def _settings(cause: Cause, ranks: set[int], context: Context) -> Iterator[Evidence]:
     """What the environment says of the settings that bear a cause out."""
     for name in cause.settings:
-        for value, having in holders(context.environment, name):
-            if is_on(value) and (having is None or ranks & having):
+        told = list(holders(context.environment, name))
+        others = frozenset[int]().union(*(having for _, having in told if having is not None))
+        for value, having in told:
+            if is_on(value) and (ranks - others if having is None else ranks & having):
                 where = f"rank{'s' if len(having) > 1 else ''} {format_ranks(having)}" if having else "all ranks"
+                if not having and others:
+                    where += f" but {format_ranks(others)}"
                 text = f"{name.removeprefix('env.')} is {value} on {where}"
                 yield Evidence(text, "environment", {"name": name, "value": value})
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from eroica.causes import BLOCKING
 from eroica.context import Context
 from eroica.critical_path import Activity
 from eroica.diagnosis import diagnose
-from eroica.findings import Diagnosis
+from eroica.draft import Draft, with_records
+from eroica.findings import Diagnosis, Impact
 from eroica.pattern import Function, Summary, stack
 from tests import handmade as h
 
@@ -83,6 +86,23 @@ def test_launches_that_block_on_one_host_are_that_hosts() -> None:
     (found,) = made.findings
     assert (found.cause, found.scope, found.hosts) == ("configuration", "host", ("node1",))
     assert "CUDA_LAUNCH_BLOCKING is 1 on ranks 4-7" in [made.evidence[key].text for key in found.evidence]
+
+
+def excess_of(rows: range, context: Context) -> Draft:
+    """A finding of launches that block on these ranks of eight."""
+    ranks = np.array(rows, np.intp)
+    impact = Impact(0.1, 0.1, "pattern")
+    draft = Draft(BLOCKING, "rank", ranks, (), "stable", None, impact, 1.0, ())
+    return with_records(stack(job({})), draft, context)
+
+
+@pytest.mark.parametrize(("slow", "is_told"), [(range(5), True), (range(5, 8), False)])
+def test_a_setting_of_most_ranks_is_told_of_no_rank_that_has_it_otherwise(slow: range, is_told: bool) -> None:
+    odd = {"name": "env.CUDA_LAUNCH_BLOCKING", "usual": '"1"', "odd": [{"value": '"0"', "ranks": "5-7"}]}
+    made = excess_of(slow, Context(environment={"differences": [odd]}))
+    texts = [item.text for item in made.evidence]
+    assert ("CUDA_LAUNCH_BLOCKING is 1 on all ranks but 5-7" in texts) == is_told
+    assert not any(text.endswith("on all ranks") or text.endswith("ranks 5-7") for text in texts)
 
 
 def test_launches_that_block_since_the_healthy_window_are_one_finding() -> None:
