@@ -376,7 +376,7 @@ def _join_workers(events: Events, rows: dict[int, _Row]) -> None:
                     rows[span].elements = rows[operator].elements
 
 
-_DIRECTION = re.compile(r":(?:send|recv)\w* \d+(?:->|<-)(\d+)")
+_DIRECTION = re.compile(r":(?:send|recv)\w* \d+(?:->|<-)(\d{1,9})(?!\d)")
 
 
 def _uneven(args: Mapping[str, Any]) -> bool:

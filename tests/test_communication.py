@@ -247,3 +247,11 @@ def test_a_job_adds_its_own_kernels_by_an_argument_or_a_file(tmp_path: Path, mon
 
 def test_every_rule_can_match_something() -> None:
     assert len({(rule.category, rule.pattern) for rule in RULES}) == len(RULES)
+
+
+@pytest.mark.parametrize("arrow", ["send 0->", "recv 0<-"])
+def test_a_direction_to_a_rank_of_thousands_of_digits_is_not_told(tmp_path: Path, arrow: str) -> None:
+    told = [event(f"nccl:{arrow}{peer}", 1000 + k, 1, "user_annotation") for k, peer in enumerate(["1", "1" * 5000])]
+    groups = [{"pg_name": "0", "pg_desc": "default_pg", "pg_size": 2, "ranks": [0, 1]}]
+    made = read_trace(write(tmp_path / "t.json", document(told, distributedInfo={"rank": 0, "pg_config": groups})))
+    assert made.collectives.peer.tolist() == [1, -1]
