@@ -24,7 +24,7 @@ demo: $(READY)
 
 # The demos measure real processes, so they run alone, after the tests that share the cores.
 test: $(READY)
-	$(BIN)/pytest -q -n 2 -m 'not e2e and not full'
+	$(BIN)/pytest -q -n 2 --dist loadfile -m 'not e2e and not full'
 	$(BIN)/pytest -q -m 'e2e and not full'
 
 # What needs more: a browser (apt-get install chromium), and the frameworks that people train with.
@@ -41,7 +41,7 @@ $(VENV)/.frameworks: $(READY)
 	@touch $@
 
 check: lint
-	$(BIN)/pytest -q -n 2 -m 'not e2e and not slow and not full'
+	$(BIN)/pytest -q -n 2 --dist loadfile -m 'not e2e and not slow and not full'
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

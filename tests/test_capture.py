@@ -151,7 +151,15 @@ def test_a_full_disk_or_a_folder_that_has_gone_fails_the_window_and_nothing_else
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("end", "status"), [("return", 0), ("raise", 1), ("exit", 3), ("kill", -9)])
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        pytest.param("return", 0, marks=pytest.mark.full),
+        pytest.param("raise", 1, marks=pytest.mark.full),
+        ("exit", 3),
+        ("kill", -9),
+    ],
+)
 def test_a_process_that_ends_inside_of_a_window_ends_as_it_would(tmp_path: Path, end: str, status: int) -> None:
     ((code, _, stderr),) = _train(tmp_path, "--window=100", "--steps=12", f"--end={end}")
     assert code == status, stderr

@@ -405,7 +405,7 @@ def healthy(seed: int, num: int) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_jobs", [40, pytest.param(200, marks=pytest.mark.full)])
+@pytest.mark.parametrize("num_jobs", [15, pytest.param(200, marks=pytest.mark.full)])
 def test_of_many_random_healthy_jobs_at_most_one_is_suspected(num_jobs: int) -> None:
     """Not none: three hiccups at equal distances that cost the same do happen by chance."""
     suspected = [seed for seed in range(1000, 1000 + num_jobs) if judged(healthy(seed, 3000))]

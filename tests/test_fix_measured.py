@@ -99,7 +99,7 @@ def test_a_patch_is_measured_without_and_with_it(tmp_path: Path, capsys: Capture
     assert told["branch"] in git(checkout, "branch", "--list", "eroica/*")
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_patch_that_is_slower_gains_nothing_or_breaks_the_job_is_dropped(tmp_path: Path, capsys: Capture) -> None:
     checkout, file = repository(tmp_path), diagnosis_file(tmp_path)
     before = state(checkout)

@@ -146,7 +146,7 @@ dist.destroy_process_group()
     assert [phase for phase in _phases(flight) if phase[0] == "evaluation"] == [("evaluation", 1, 2, "over")]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_what_the_compiler_could_trace_as_one_graph_it_still_can(tmp_path: Path) -> None:
     code = """
 optimizer.step()
@@ -168,7 +168,7 @@ dist.destroy_process_group()
     assert said == "torch.Size([4, 4]) {}\n"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_started_workers_the_jobs_own_profiler_and_anomaly_detection_leave_their_marks(tmp_path: Path) -> None:
     code = """
 import torch.profiler
