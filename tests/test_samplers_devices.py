@@ -196,7 +196,7 @@ def test_without_a_driver_or_in_a_recorded_tree_the_sampler_says_why(tmp_path: P
 
 
 def test_pynvml_has_all_functions_and_constants_that_are_asked_for() -> None:
-    import pynvml
+    import pynvml  # type: ignore[import-untyped]
 
     sampler, library = opened({**healthy(), "FieldValues": (), "PcieThroughput": 1})
     for k in range(2):

@@ -237,8 +237,8 @@ def test_a_timeline_without_pyarrow_says_what_to_install(monkeypatch: pytest.Mon
 
 
 def test_a_parquet_file_of_something_else_is_ignored_or_refused(tmp_path: Path) -> None:
-    import pyarrow
-    import pyarrow.parquet as parquet
+    import pyarrow  # type: ignore[import-untyped]
+    import pyarrow.parquet as parquet  # type: ignore[import-untyped]
 
     path = tmp_path / "other.parquet"
     parquet.write_table(pyarrow.table({"a": [1]}), path)
