@@ -2,8 +2,7 @@
 
 Only durations are told, so that clocks of hosts need not agree: who came last has the shortest one. A duration is from
 entering the call, after any hold, to its end, where that can be seen (gloo; not NCCL); when a rank entered is told by
-the time since its own step began. Pure. Kept by
-the agent (`holding`), joined over ranks by `conductor`.
+the time since its own step began. Pure. Kept by the agent (`holding`), joined over ranks by `conductor`.
 """
 
 from __future__ import annotations

@@ -318,8 +318,8 @@ class Conductor:
             if group.members != members:
                 continue
             group.transfers.append(float(durations.min()))
-            group.waits.append(float(np.median(durations - durations.min())))
             waits = durations - durations.min()
+            group.waits.append(float(np.median(waits)))
             found[f"{key:016x}"] = waits[:, None]
             since = np.array([calls[rank][2] for rank in members], dtype=np.float64)
             if (since >= 0).any():

@@ -241,7 +241,7 @@ def common_excess(
         is_diffuse = activity in _NOISY and not is_spot and cause.cause in ("unknown", "host_python")
         excess = Excess(everyone, "all", "stable", activity, grown, rise, min(rise / gap, 1.0), 1.0, cause)
         found.append(replace(excess, is_diffuse=is_diffuse))
-    crowded = _crowded_hosts(stacked, baseline, gap)
+    crowded = _crowded_hosts(stacked, baseline, gap, rises)
     if crowded is not None and not any(e.cause.cause == "cpu_contention" for e in found):
         found = [crowded[0], *(e for e in found if e.activity not in crowded[1])]
     if launches_block(stacked, everyone) and not launches_block(baseline, np.arange(len(baseline), dtype=np.intp)):
@@ -275,7 +275,9 @@ def _is_of_most(stacked: Stacked, baseline: Stacked, activity: Activity, rise_s:
     return float(np.sort(now - then)[int(MAY_LACK * len(now))]) >= ALIKE * rise_s
 
 
-def _crowded_hosts(stacked: Stacked, baseline: Stacked, gap_s: float) -> tuple[Excess, Sequence[int]] | None:
+def _crowded_hosts(
+    stacked: Stacked, baseline: Stacked, gap_s: float, rises: Float64s
+) -> tuple[Excess, Sequence[int]] | None:
     """On each host at least half of the training threads want for a core more than in the healthy window, and are
     longer at what they compute for that: ranks that nobody binds meet on one core, and others have one to themselves.
 
@@ -306,11 +308,10 @@ def _crowded_hosts(stacked: Stacked, baseline: Stacked, gap_s: float) -> tuple[E
     if seconds < HOST_COMMON_EFFECT * float(np.median(baseline.iteration_s)):
         return None
     threads = other_threads(stacked, slow) - other_threads(baseline, slow)
-    if threads >= max(OWN_THREADS * seconds / float(np.median(stacked.iteration_s)), BUSY_THREAD):
+    if _are_its_own(stacked, threads, seconds):
         return None
     most = kinds[int(np.median(rise_s, axis=0).argmax())]
     columns = [k for k, f in enumerate(stacked.functions) if f.activity == most]
-    rises = _rises(stacked, baseline)
     now, then = (float(np.median(share[slow])) for share in shares)
     because = (
         f"ready to run, the training threads of {len(slow)} of {len(stacked)} ranks get a core {now:.0%} of the time, "
@@ -429,8 +430,7 @@ def _common_cause(stacked: Stacked, baseline: Stacked, activity: Activity, rise:
     if activity in ON_THE_CPU:
         crowded = _crowded_now(stacked, baseline, activity, rise)
         # Whose core a thread of one's own takes, the interpreter or the host's, makes no difference: it is that thread.
-        is_own = threads >= max(OWN_THREADS * rise / float(np.median(stacked.iteration_s)), BUSY_THREAD)
-        if crowded and not is_own:
+        if crowded and not _are_its_own(stacked, threads, rise):
             return Cause("cpu_contention", True, crowded, _NO_SINGLE_RANK)
     if (crowded or (activity in _NOISY and not is_spot)) and threads >= BUSY_THREAD:
         return Cause(
@@ -475,6 +475,11 @@ OWN_THREADS = 0.5
 """Part of the longer time that other threads of these processes must run more, to be what takes the cores."""
 MORE_SYNCS = 1.1
 """Times the synchronisations of the healthy window: there is a new one."""
+
+
+def _are_its_own(stacked: Stacked, threads: float, rise_s: float) -> bool:
+    """Other threads of these processes run so much more, as a share of the time, that they take the cores."""
+    return threads >= max(OWN_THREADS * rise_s / float(np.median(stacked.iteration_s)), BUSY_THREAD)
 
 
 def _syncs(of: Stacked) -> float:

@@ -192,7 +192,10 @@ class Pace:
         assert self.level is not None
         if new.num == BLOCK and self.slow is None and new.median_ns <= self.level.median_ns * (1 + self.limits[2]):
             self._healthy.append(new)
-        self.limits = tuple(self._limit(i, self.level) for i in range(len(WINDOWS)))
+        self._set_limits(self.level)
+
+    def _set_limits(self, level: _Level) -> None:
+        self.limits = tuple(self._limit(i, level) for i in range(len(WINDOWS)))
 
     def _limit(self, window: int, level: _Level) -> float:
         sigma, likeness, guard_ns = level.sigma, level.likeness, float(level.guards_ns[window])
@@ -284,8 +287,9 @@ class Pace:
             # After a recovery the window begins anew, and is empty at first.
             now = self.windows[1].median() if self.windows[1].ranked else 0.0
             if self.level is not None and now <= self.level.median_ns * (1 + self.limits[1] / 2):
-                self._wanders_ns = tuple(self._wander(i) for i in range(len(WINDOWS)))
-                self.limits = tuple(self._limit(i, self.level) for i in range(len(WINDOWS)))
+                longer = self._wander(1)
+                self._wanders_ns = (self._wander(0), *(longer for _ in WINDOWS[1:]))
+                self._set_limits(self.level)
         self._hundred.append(self._tens[-1])
         self._ten.clear()
         near_ns, far_ns = self._wander(0, TREND)

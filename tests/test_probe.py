@@ -367,6 +367,13 @@ def test_a_process_does_not_end_before_the_last_callback_of_a_group_that_is_dest
     assert (done.returncode, done.stdout) == (0, "pending at the end: set()\n"), done.stderr
 
 
+def assert_leaves_the_callback(tmp_path: Path, program: str) -> None:
+    environ = {name: value for name, value in os.environ.items() if "RANK" not in name}
+    environ |= {"EROICA_RING_DIR": str(tmp_path / "rings"), "MEETING": str(tmp_path / "meeting")}
+    done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "left the callback: [True]\n"), done.stderr
+
+
 LEAVING_LATE = """
 import atexit, os, threading, time
 left = []
@@ -391,10 +398,7 @@ threading.Thread(target=leave, daemon=True).start()
 
 @pytest.mark.slow
 def test_a_process_does_not_end_before_threads_have_left_their_callbacks(tmp_path: Path) -> None:
-    environ = {name: value for name, value in os.environ.items() if "RANK" not in name}
-    environ |= {"EROICA_RING_DIR": str(tmp_path / "rings"), "MEETING": str(tmp_path / "meeting")}
-    done = subprocess.run([sys.executable, "-c", LEAVING_LATE], env=environ, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "left the callback: [True]\n"), done.stderr
+    assert_leaves_the_callback(tmp_path, LEAVING_LATE)
 
 
 LEAVING_LATER = """
@@ -425,7 +429,4 @@ threading.Thread(target=leave, daemon=True).start()
 
 @pytest.mark.slow
 def test_threads_have_time_to_leave_their_callbacks_however_long_the_last_one_took(tmp_path: Path) -> None:
-    environ = {name: value for name, value in os.environ.items() if "RANK" not in name}
-    environ |= {"EROICA_RING_DIR": str(tmp_path / "rings"), "MEETING": str(tmp_path / "meeting")}
-    done = subprocess.run([sys.executable, "-c", LEAVING_LATER], env=environ, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "left the callback: [True]\n"), done.stderr
+    assert_leaves_the_callback(tmp_path, LEAVING_LATER)

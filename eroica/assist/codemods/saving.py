@@ -119,11 +119,11 @@ def _asked_for_states(sources: Sources, code: Code, call: ast.Call) -> list[ast.
     function = found[1]
     states = [asked for asked, call in _states(function) if not call.args and not call.keywords]
     parameters = [*function.args.posonlyargs, *function.args.args]
+    # Also in lambdas, which `here` leaves out.
+    used = [n for one in function.body for n in ast.walk(one) if isinstance(n, ast.Name)]
     asked = []
     for given, parameter in zip(call.args, parameters, strict=False):
-        # Also in lambdas, which `here` leaves out.
-        everything = [n for one in function.body for n in ast.walk(one)]
-        uses = [n for n in everything if isinstance(n, ast.Name) and n.id == parameter.arg]
+        uses = [n for n in used if n.id == parameter.arg]
         if uses and all(any(use is state for state in states) for use in uses):
             asked.append(given)
     return asked
