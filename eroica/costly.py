@@ -85,6 +85,10 @@ _CHECK = "aten::_is_any_true"
 """By which anomaly detection looks at each gradient; hardly called by anybody else."""
 _CHECKS = frozenset({_CHECK, "aten::isnan", "aten::ne", "aten::any", "aten::item", "aten::_local_scalar_dense"})
 """Operators that belong to one such look."""
+_NODE = "autograd::engine::evaluate_function: "
+"""Before the name of a node of the backward pass; each keeps the traceback of the forward operator that made it."""
+_LEAF = "torch::autograd::AccumulateGrad"
+"""The node that lasts as long as its parameter does, and is not made anew."""
 
 
 def _anomaly(stacked: Stacked, context: Context, iteration_s: float) -> Iterator[Costly]:
@@ -108,17 +112,37 @@ def _anomaly(stacked: Stacked, context: Context, iteration_s: float) -> Iterator
         "anomaly detection of autograd is on: each operator keeps a traceback and each gradient is checked for NaN"
     )
     if checks >= FEW_CHECKS:
-        because += f", {checks:.0f} times per iteration; the tracebacks come on top"
+        because += f", {checks:.0f} times per iteration"
+    nodes, tracebacks_s = _tracebacks(stacked, context, ranks)
+    if tracebacks_s > 0:
+        because += f"; {nodes:.0f} tracebacks per iteration cost {1e3 * tracebacks_s:.3g} ms more, by what one takes"
+    elif checks >= FEW_CHECKS:
+        because += "; the tracebacks come on top"
     yield Costly(
         ranks,
         FunctionName("setting", "torch.autograd.set_detect_anomaly(True)", place, place, function or None),
         because,
-        {"checks_per_iteration": checks, "checks_s": seconds},
-        _worth(seconds, iteration_s),
+        {"checks_per_iteration": checks, "checks_s": seconds, "tracebacks_s": tracebacks_s},
+        _worth(seconds + tracebacks_s, iteration_s),
         "Take set_detect_anomaly and detect_anomaly out, or keep them to the run in which a NaN is looked for.",
         frozenset({"unknown", "host_python", "version_change", "cpu_contention"}),
         settings=frozenset({"torch.anomaly_mode"}),
     )
+
+
+def _tracebacks(stacked: Stacked, context: Context, ranks: Indices) -> tuple[float, float]:
+    """Tracebacks that the mode keeps per iteration, by the nodes of the backward pass, and their seconds, by what one
+    took in these ranks; 0 = not known. Not more than the training thread held the iteration up outside of them."""
+    named = enumerate(stacked.functions)
+    nodes = np.array([k for k, f in named if f.name.startswith(_NODE) and not f.name.endswith(_LEAF)], np.intp)
+    count = float(np.median(np.nansum(stacked.count[np.ix_(ranks, nodes)], axis=1)))
+    took_s = [s for w in ranks if (s := _number(_of(stacked, context, int(w)).get("anomaly.traceback_s"))) > 0]
+    if not (count and took_s):
+        return count, 0.0
+    named = enumerate(stacked.functions)
+    own = np.array([k for k, f in named if f.activity in ON_THE_CPU and f.name not in _CHECKS], np.intp)
+    held_up_s = np.nansum(stacked.beta[np.ix_(ranks, own)], axis=1) * stacked.iteration_s[ranks]
+    return count, min(count * float(np.median(took_s)), float(np.median(held_up_s)))
 
 
 # --- threads ---------------------------------------------------------------------------------------------------------

@@ -67,6 +67,22 @@ def test_its_checks_in_the_traces_tell_of_it_without_any_snapshot_and_give_a_pri
     assert found.cause == "configuration" and found.impact.seconds_per_iteration == pytest.approx(0.015, rel=0.01)
 
 
+def test_tracebacks_are_priced_by_what_one_takes_and_never_beyond_the_time_that_the_host_held_the_step_up() -> None:
+    node, leaf = (
+        Function(Activity.PYTHON, f"autograd::engine::evaluate_function: {name}", None, None)
+        for name in ("MulBackward0", "torch::autograd::AccumulateGrad")
+    )
+    for took_s, cost_s in ((50e-6, 0.015 + 0.005), (0.01, 0.015 + 0.062)):
+        looked = job(USUAL | {LOOK: 0.015, node: 0.001, leaf: 0.001})
+        for summary in looked:
+            for function, count in ((LOOK, 30), (node, 100), (leaf, 50)):
+                summary.patterns.count[list(summary.patterns.functions).index(function)] = count
+        made = told(looked, {"torch.anomaly_mode": True, "anomaly.traceback_s": took_s})
+        (found,) = made.findings
+        assert found.impact.seconds_per_iteration == pytest.approx(cost_s, rel=0.01)
+        assert "100 tracebacks per iteration" in said(made)
+
+
 def test_a_script_that_asked_for_anomaly_detection_once_need_not_have_it_still() -> None:
     assert told(job(), {"torch.anomaly_mode": False, "anomaly.1.at": "train.py:41"}).findings == ()
 

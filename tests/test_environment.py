@@ -7,12 +7,24 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eroica.probe import environment
-from eroica.probe.environment import Difference, Environment, cgroup_limits, commit_of, differences, merged, snapshot
+from eroica.probe import environment, options
+from eroica.probe.environment import (
+    TRACEBACK,
+    Difference,
+    Environment,
+    cgroup_limits,
+    commit_of,
+    differences,
+    merged,
+    snapshot,
+)
+from eroica.probe.recorder import RECORDER
 from eroica.ring import Ring, read_flight
 
 
@@ -134,6 +146,32 @@ def test_what_a_script_changes_is_noted_as_soon_as_a_window_begins(tmp_path: Pat
         gc.set_threshold(*before)
     changed = read_flight(ring.path).notes[-1]["environment"]
     assert isinstance(changed, dict) and str(changed["gc.thresholds"]).startswith(str(before[0] + 1))
+
+
+def test_who_asks_for_anomaly_detection_is_noted_with_what_a_traceback_takes_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class set_detect_anomaly:  # torch's name
+        def __init__(self, mode: bool) -> None:
+            self.mode = mode
+
+    seen = Environment()
+    monkeypatch.setattr(RECORDER, "environment", seen)
+    options.anomaly(SimpleNamespace(set_detect_anomaly=set_detect_anomaly))
+    set_detect_anomaly(False)
+    assert not seen.has(TRACEBACK)
+    set_detect_anomaly(True)
+    ring = Ring.create(tmp_path / "a.ring", rank=0, world_size=1)
+    seen.look(ring, 1)
+    first = merged(read_flight(ring.path).notes)
+    assert str(first["anomaly.1.at"]).startswith(__file__[-100:])
+    assert first["anomaly.1.in"] == "test_who_asks_for_anomaly_detection_is_noted_with_what_a_traceback_takes_once"
+    took_s = first[TRACEBACK]
+    assert isinstance(took_s, float) and 0 < took_s < 1
+    set_detect_anomaly(True)
+    seen.look(ring, 2, is_due=True)
+    assert merged(read_flight(ring.path).notes)[TRACEBACK] == took_s
+    assert differences({0: {TRACEBACK: 1e-5}, 1: {TRACEBACK: 2e-5}}) == []
 
 
 def test_the_rank_that_is_set_up_otherwise_is_named() -> None:

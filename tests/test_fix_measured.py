@@ -131,12 +131,12 @@ def main(steps):
     torch.set_num_threads(1)
     torch.autograd.set_detect_anomaly(True)
     model = DistributedDataParallel(nn.Sequential(*[nn.Linear(32, 32) for _ in range(8)]))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
     for _ in range(steps):
         out = model(torch.ones(4, 32))
         for _ in range(40):
             out = out * 1.0 + 0.0
-        out.sum().backward()
+        out.square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
         time.sleep(0.003)

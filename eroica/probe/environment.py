@@ -29,6 +29,8 @@ LOOK_AGAIN_NS = 10 * 10**9
 """Settings that a script may change as it runs are looked at again this often; a look takes some 20 us."""
 MOST_NOTES = 24
 """Notes of changes per process, so that a setting that is switched to and fro does not fill the ring."""
+TRACEBACK = "anomaly.traceback_s"
+"""What one traceback took when anomaly detection was asked for."""
 MOST_VARIABLES, MOST_TEXT, MOST_OPTIONS = 80, 160, 6
 """Environment variables, characters per value, different settings of loaders, of DDP and of FSDP that are kept."""
 
@@ -179,6 +181,10 @@ class Environment:
         if ring is not None and self._looked_ns:
             self._note(ring, self._told())
 
+    def has(self, name: str) -> bool:
+        """Whether a value of this name is remembered."""
+        return name in self._values
+
     def _told(self) -> dict[str, Value]:
         """Options, by the order in which they were met: `loader.1.workers`, and values."""
         return self._values | {
@@ -202,7 +208,7 @@ class _Never:
 
 # --- for readers -----------------------------------------------------------------------------------------------------
 
-OWN = ("host", "affinity", "env.CUDA_VISIBLE_DEVICES", "env.HIP_VISIBLE_DEVICES", "env.ROCR_VISIBLE_DEVICES")
+OWN = ("host", "affinity", TRACEBACK, "env.CUDA_VISIBLE_DEVICES", "env.HIP_VISIBLE_DEVICES", "env.ROCR_VISIBLE_DEVICES")
 """What each rank has of its own as a matter of course; never a difference."""
 MOST_ODD = 8
 
