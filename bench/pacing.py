@@ -31,9 +31,9 @@ from bench.measure import ROOT
 from eroica import ring
 from eroica.answers import PacingChange
 from eroica.conductor import Mode
-from eroica.coordinator import Policy
 from eroica.fabric.pacing import Limits
 from eroica.live import Run, run
+from eroica.windows import Policy
 
 DATA = ROOT / "bench" / ".data" / "pacing"
 BLOCK = 15

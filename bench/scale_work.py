@@ -82,12 +82,12 @@ def bus(folder: str, num_ranks: str, processes: str, per_connection: str) -> Non
     from bench.scale_agents import JOB
     from eroica.broker import Broker, Listening
     from eroica.chronicle import Chronicle
-    from eroica.coordinator import Policy
     from eroica.coordinators import Coordinators
     from eroica.investigation import Incident
     from eroica.keeping import Keeper
     from eroica.nats import NatsCarrier
     from eroica.serve import ROUND_S
+    from eroica.windows import Policy
 
     fleet, told, said = Fleet(int(num_ranks)), list[Incident](), list[str]()
     hosts = -(-fleet.num_ranks // PER_HOST)

@@ -13,48 +13,35 @@ import contextlib
 import os
 import socket
 import time
-from bisect import bisect_left
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
 from eroica import bus, codec, processes, recording, ring, samplers, views
 from eroica.amend import Told
-from eroica.background import History, Lap, Span
+from eroica.background import History, Span
 from eroica.bus import Abort, Commit, LookCloser, Message, Prepare, Resume
 from eroica.captures import OwnRing, Readers, capture_path, summarize_capture
 from eroica.commands import Command, Frames, State, Unit, Verb, parse_answer
 from eroica.errors import DataError, EroicaError
 from eroica.holding import Holding, met
-from eroica.job import told_ranks
 from eroica.marks import Watch
-from eroica.probe.environment import merged
-from eroica.ring import Record, Tail
+from eroica.ring import Tail
 from eroica.samplers import open_samplers
 from eroica.samplers.evidence import counters, samples_for
 from eroica.samplers.recorder import Recorder
 from eroica.standing import RankView
 from eroica.trace import Samples
-from eroica.traffic import Traffic
 from eroica.untrusted import clean
+from eroica.watched import MOST_HOST, Watched, groups_of
 
-MOST_SPANS = 512
-MOST_WAITS = 8192
-"""Collectives kept of a rank: those of the laps told, where a lap has up to 27."""
 HOST_VARIABLE = "EROICA_HOST"
 """Names this host where hosts call themselves alike."""
-MOST_HOST = 128
-"""Characters of a host's name."""
-MOST_FETCHES = 64
 LONG_FETCH_NS = 200_000_000
 """A batch that takes longer to come is told by itself: loaders have theirs ready in milliseconds."""
-MOST_LAPS = 300
-"""Iterations told with a window: what `degradation` looks back at."""
 READ_FAST_S = 1.0
 """Counters are read often from the commit of a window until so long after its expected end."""
 DISTURBED_S = 3.0
@@ -71,86 +58,6 @@ RECENT = 16
 def host_name(environ: Mapping[str, str]) -> str:
     """Of this host in all reports: as somebody has named it, else its own name."""
     return clean(environ.get(HOST_VARIABLE, "") or socket.gethostname(), MOST_HOST) or "host"
-
-
-@dataclass(slots=True)
-class _Rank:
-    """A ring and what was made of it."""
-
-    tail: Tail
-    watch: Watch
-    words: tuple[int, ...]
-    notes: list[dict[str, object]]
-    has_group: bool = False
-    is_single: bool = False
-    """Its process has no rank: it counts only while no other does."""
-    job: str = ""
-    """What the ring says; "" until it was said."""
-    host: str = ""
-    """The same. Ranks in containers have host names of their own, though one agent watches them all."""
-    start: int = 0
-    """Number of the start of a training that it belongs to, from 1 in the order in which they were seen."""
-    parent: int = 0
-    """The process that started its process; 0 if unknown."""
-    training: str = ""
-    """What the elastic restarts of one training share, and no two trainings."""
-    is_alive: bool = True
-    exit_status: int | None = None
-    """Minus the signal where one ended it; None while it lives, and where its launcher was faster than we are."""
-    handle: int = -1
-    """Of its process: can be read once that has gone; -1: none."""
-    answer: int = 0
-    standing: bus.Standing | None = None
-    spans: deque[Record] = field(default_factory=lambda: deque(maxlen=MOST_SPANS))
-    """Garbage collections and phases that are over."""
-    waits: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=MOST_WAITS))
-    """Collectives that are over, as far as their end can be seen: begin, length."""
-    fetches: deque[Record] = field(default_factory=lambda: deque(maxlen=MOST_FETCHES))
-    """Batches that were long in coming."""
-    traffic: Traffic = field(default_factory=Traffic)
-    captures: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Window -> its begin and end, CLOCK_MONOTONIC."""
-    written: deque[Span] = field(default_factory=lambda: deque(maxlen=MOST_FETCHES))
-    """The writing of traces of ours, CLOCK_MONOTONIC."""
-    writing: tuple[int, int] | None = None
-    """At which step and since when the rank writes one."""
-    is_closed: bool = False
-    """Nothing more is read of it: it only tells later rings what came before them."""
-
-    @property
-    def seniority(self) -> tuple[int, bool, int]:
-        """Which of several rings of one rank number is the rank's: a program that a rank starts inherits RANK."""
-        identity = self.tail.identity
-        return identity.generation, self.has_group, identity.wall_ns
-
-    def take_notes(self, notes: list[dict[str, object]]) -> None:
-        """What the rank says of itself."""
-        self.notes += notes
-        self.has_group = self.has_group or any("group" in note for note in notes)
-        for note in notes:
-            if "placed" in note:
-                self.is_single = note["placed"] == "single"
-            if not self.job and note.get("job"):
-                self.job = str(note["job"])
-            if not self.host and note.get("host"):
-                self.host = clean(str(note["host"]), MOST_HOST)
-
-    def close(self) -> None:
-        """Read nothing more, and keep nothing that is large."""
-        self.let_go()
-        if not self.is_closed:
-            self.is_closed = True
-            self.tail.close()
-            self.watch = Watch(self.words[ring.RANK], self.tail.identity.generation)
-            self.traffic = Traffic()
-            for kept in (self.spans, self.waits, self.fetches, self.written):
-                kept.clear()
-
-    def let_go(self) -> None:
-        """Its process is of no interest any more."""
-        handle, self.handle = self.handle, -1
-        if handle >= 0:
-            os.close(handle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +102,7 @@ class Agent:
         self._is_named = bool(os.environ.get(HOST_VARIABLE))
         self._readers = readers
         self._on_demand = on_demand
-        self._rings: dict[Path, _Rank] = {}
+        self._rings: dict[Path, Watched] = {}
         self._refused: set[Path] = set()
         self._pending: dict[Future[bytes | str], _Reading] = {}
         self._reading_since_ns = 0
@@ -211,9 +118,9 @@ class Agent:
         self._holding = Holding()
         link.subscribe(bus.TO_AGENTS, self._take)
 
-    def ranks(self) -> dict[int, _Rank]:
+    def ranks(self) -> dict[int, Watched]:
         """The rings that count: per rank the senior one of the start that is watched."""
-        chosen: dict[int, _Rank] = {}
+        chosen: dict[int, Watched] = {}
         for entry in self._rings.values():
             if entry.start and entry.start == self._start:
                 rank = entry.words[ring.RANK]
@@ -235,7 +142,7 @@ class Agent:
             for entry in self._rings.values()
         )
 
-    def _place(self, entry: _Rank) -> None:
+    def _place(self, entry: Watched) -> None:
         """Find out which start of which training a new ring belongs to.
 
         The job's name and the restart count tell most; but jobs that follow one another in one script may share both,
@@ -271,7 +178,7 @@ class Agent:
         current = [entry for entry in self._rings.values() if entry.start and entry.start == self._start]
         generation = max((entry.tail.identity.generation for entry in current), default=-1)
 
-        def worth(entry: _Rank) -> tuple[bool, bool, int, int]:
+        def worth(entry: Watched) -> tuple[bool, bool, int, int]:
             own = entry.tail.identity.generation
             is_ours = entry.start == self._start or (entry.training == self._training and own > generation)
             return not entry.is_single, is_ours, own, entry.start
@@ -347,7 +254,7 @@ class Agent:
         self._collect()
 
     @staticmethod
-    def _follow_writing(entry: _Rank, now_ns: int) -> None:
+    def _follow_writing(entry: Watched, now_ns: int) -> None:
         """Whether the rank writes a capture, as its answers say."""
         answered = parse_answer(entry.words[ring.ANSWER])
         if answered is not None and answered[1] is State.WRITING and entry.is_alive:
@@ -361,7 +268,7 @@ class Agent:
         if self._on_demand is not None:
             self._answer(self._on_demand.rest(), time.monotonic_ns())
 
-    def _heard(self) -> list[tuple[_Rank, ring.News]]:
+    def _heard(self) -> list[tuple[Watched, ring.News]]:
         """What is new in each ring; rings that cannot be read any more are left."""
         heard = []
         living = {entry.start for entry in self._rings.values() if entry.is_alive}
@@ -408,12 +315,12 @@ class Agent:
                 self._refused.add(path)
                 continue
             watch = Watch(words[ring.RANK], tail.identity.generation)
-            entry = self._rings[path] = _Rank(tail, watch, words, [])
+            entry = self._rings[path] = Watched(tail, watch, words, [])
             if ring.is_alive(tail.identity):
                 with contextlib.suppress(OSError, AttributeError):
                     entry.handle = os.pidfd_open(tail.identity.pid)
 
-    def _tell_death(self, entry: _Rank, rank: int) -> None:
+    def _tell_death(self, entry: Watched, rank: int) -> None:
         # Its last words were written before it went; what `poll` saw a moment ago may be older.
         with contextlib.suppress(OSError, DataError):
             last = entry.tail.poll()
@@ -422,7 +329,7 @@ class Agent:
         if entry.words[ring.STATE] == ring.ARMED or any("exception" in note for note in entry.notes):
             self._bus.publish(bus.Died(rank=rank, pid=entry.tail.identity.pid))
 
-    def _tell_standing(self, entry: _Rank, rank: int) -> None:
+    def _tell_standing(self, entry: Watched, rank: int) -> None:
         watch = entry.watch
         recent = [i.duration_ns for i in list(watch.iterations)[-RECENT:]]
         words = entry.words
@@ -444,14 +351,14 @@ class Agent:
             entry.standing = standing
             self._bus.publish(standing)
 
-    def _tell_arrivals(self, entry: _Rank, rank: int, news: ring.News, now_ns: int) -> None:
+    def _tell_arrivals(self, entry: Watched, rank: int, news: ring.News, now_ns: int) -> None:
         if entry.watch.unit is not Unit.STEPS:
             return
         arrivals = self._holding.feed(entry.tail.path, news.begun, news.ended, entry.watch.iterations, now_ns)
         if arrivals:
             self._bus.publish(bus.Arrived(rank=rank, groups=met(entry.notes), arrivals=tuple(arrivals)))
 
-    def _tell_answer(self, entry: _Rank, rank: int) -> None:
+    def _tell_answer(self, entry: Watched, rank: int) -> None:
         value = entry.words[ring.ANSWER]
         if value == entry.answer:
             return
@@ -468,11 +375,11 @@ class Agent:
             why = clean(str(told[-1]["fault"]), 200) if told else ""
         if state in (State.BUSY, State.UNABLE, State.FAILED, State.DISCARDED):
             # What its records tell is told without a trace as well; why there is none, the answer says.
-            history = _history(entry, time.time_ns() - time.monotonic_ns())
+            history = entry.history(time.time_ns() - time.monotonic_ns())
             self._bus.publish(bus.Summarized(window=window, rank=rank, summary=None, history=history))
         self._bus.publish(bus.Answered(window=window, rank=rank, state=state, why=why))
 
-    def _summarize(self, entry: _Rank, window: int, rank: int) -> None:
+    def _summarize(self, entry: Watched, window: int, rank: int) -> None:
         """Have a capture reduced, with the counters of its time."""
         shift_ns = time.time_ns() - time.monotonic_ns()
         begin_ns, end_ns = (at + shift_ns for at in entry.captures.pop(window, (0, 0)))
@@ -485,7 +392,7 @@ class Agent:
                 window=window,
                 rank=rank,
                 host=self._host_of(entry),
-                history=_history(entry, shift_ns),
+                history=entry.history(shift_ns),
                 path=str(path),
                 world_size=entry.words[ring.WORLD_SIZE],
                 samples=samples,
@@ -540,7 +447,7 @@ class Agent:
                 self._take_in(entry, answer, answer.trace)
             self._bus.publish(bus.Answered(window=answer.window, rank=answer.rank, state=answer.state))
 
-    def _take_in(self, entry: _Rank, answer: recording.Answer, trace: Path) -> None:
+    def _take_in(self, entry: Watched, answer: recording.Answer, trace: Path) -> None:
         """Have a trace of Kineto's completed and reduced."""
         shift_ns = time.time_ns() - time.monotonic_ns()
         asked, rank = self._commands[answer.window], answer.rank
@@ -553,7 +460,7 @@ class Agent:
         told = Told(
             rank=rank,
             world_size=max(entry.words[ring.WORLD_SIZE], 0),
-            groups=_groups(entry.notes),
+            groups=groups_of(entry.notes),
             step_ends=[(step, at_ns + shift_ns) for step, at_ns in ends.items()],
             per_iteration=entry.watch.steps_per_iteration,
         )
@@ -570,7 +477,7 @@ class Agent:
                 window=answer.window,
                 rank=rank,
                 host=self._host_of(entry),
-                history=_history(entry, shift_ns),
+                history=entry.history(shift_ns),
                 path=str(target),
                 world_size=told.world_size,
                 samples=samples,
@@ -582,7 +489,7 @@ class Agent:
         )
         self._count(answer.window, begin_ns + shift_ns, end_ns + shift_ns)
 
-    def _host_of(self, entry: _Rank) -> str:
+    def _host_of(self, entry: Watched) -> str:
         """As the rank says, unless somebody has given this host a name."""
         return self._host if self._is_named or not entry.host else entry.host
 
@@ -594,7 +501,7 @@ class Agent:
     def _sampled(self) -> list[samplers.Rank]:
         return [self._sampled_rank(entry) for entry in self.ranks().values() if entry.is_alive]
 
-    def _sampled_rank(self, entry: _Rank) -> samplers.Rank:
+    def _sampled_rank(self, entry: Watched) -> samplers.Rank:
         return samplers.Rank(entry.words[ring.RANK], entry.tail.identity.pid)
 
     def _read(self, reading: _Reading) -> None:
@@ -712,7 +619,7 @@ class Agent:
                 view = replace(view, exit_status=entry.exit_status)
         return replace(view, host=self._host) if self._is_named or not view.host else view
 
-    def _hint(self, entry: _Rank, window: int, verb: Verb) -> None:
+    def _hint(self, entry: Watched, window: int, verb: Verb) -> None:
         """Tell a rank that Kineto records it, or no more: it must not end meanwhile without care."""
         assert self._on_demand is not None
         asked = self._commands[window]
@@ -720,7 +627,7 @@ class Agent:
         with contextlib.suppress(OSError):
             ring.post(entry.tail.path, Command(window=window, verb=verb, start=asked.start, num_steps=steps).word())
 
-    def _post(self, window: Prepare, verb: Verb, only: _Rank | None = None) -> None:
+    def _post(self, window: Prepare, verb: Verb, only: Watched | None = None) -> None:
         word = Command(
             window=window.window,
             verb=verb,
@@ -737,83 +644,3 @@ class Agent:
             except (OSError, ValueError) as error:  # deleted, or cut short
                 problem = f"has a mailbox that cannot be written ({error})"
                 self._bus.publish(bus.Summarized(window=window.window, rank=rank, summary=None, problem=problem))
-
-
-def history_of(
-    watch: Watch,
-    spans: Sequence[Record],
-    environment: Mapping[str, object],
-    shift_ns: int,
-    collectives: Sequence[tuple[int, int]] = (),
-    *,
-    written: Sequence[Span] = (),
-    reduced_bytes: int = 0,
-) -> History:
-    """What a rank tells with its capture. `spans`: garbage collections, phases and long fetches that are over;
-    `shift_ns`: from CLOCK_MONOTONIC to the wall clock; `collectives`: begin and length of those whose end can be seen;
-    `written`: when it wrote captures, CLOCK_MONOTONIC."""
-    laps = list(watch.iterations)[-MOST_LAPS - 1 :]
-    waits = sorted(collectives)
-
-    def waited(start_ns: int, end_ns: int) -> int:
-        inside = waits[bisect_left(waits, (start_ns, 0)) : bisect_left(waits, (end_ns, 0))]
-        return sum(lasts for _, lasts in inside) if inside else -1
-
-    since_ns = laps[0].start_ns if laps else 0
-    return History(
-        laps=tuple(
-            Lap(
-                *(before.step, lap.start_ns + shift_ns, lap.duration_ns, lap.pause.value if lap.pause else ""),
-                *(lap.num_batches, lap.num_collectives, waited(lap.start_ns, lap.end_ns)),
-            )
-            for before, lap in pairwise(laps)
-        ),
-        spans=tuple(
-            Span(_span_name(record), record.step, record.begin_ns + shift_ns, record.duration_ns or 0)
-            for record in spans
-            if record.begin_ns >= since_ns
-        )
-        + tuple(
-            Span(span.name, span.step, span.start_ns + shift_ns, span.duration_ns)
-            for span in written
-            if span.start_ns >= since_ns
-        ),
-        environment=environment,
-        reduced_bytes=reduced_bytes,
-        changes=tuple(watch.degradation.triggers),
-    )
-
-
-def _history(entry: _Rank, shift_ns: int) -> History:
-    return history_of(
-        entry.watch,
-        [*entry.spans, *entry.fetches],
-        merged(entry.notes),
-        shift_ns,
-        entry.waits,
-        written=entry.written,
-        reduced_bytes=entry.traffic.num_bytes(),
-    )
-
-
-def _groups(notes: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
-    """The process groups of a rank, as torch writes them into a trace."""
-    return [
-        {
-            "pg_name": note["name"],
-            "pg_desc": note.get("description", ""),
-            "backend_config": note.get("backend", ""),
-            "pg_size": note.get("size", 0),
-            "ranks": list(told_ranks(str(note.get("ranks", "")))),
-        }
-        for note in notes
-        if "group" in note and "name" in note
-    ]
-
-
-def _span_name(record: Record) -> str:
-    if record.kind == ring.GC:
-        return "gc"
-    if record.kind == ring.NEXT:
-        return "fetch"
-    return ring.PHASES[record.op] if record.op < len(ring.PHASES) else "other"

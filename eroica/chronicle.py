@@ -17,13 +17,14 @@ from typing import Any
 
 from eroica import bus
 from eroica.answers import Audited, Event, Pace, PacingChange, Window
-from eroica.coordinator import Coordinator, missing_note
-from eroica.coordinator import Window as Captured
+from eroica.coordinator import Coordinator
 from eroica.findings import to_json
 from eroica.investigation import Incident
 from eroica.keeping import Keeper
 from eroica.store import IncidentTold, JobSeen, PaceSeen, PatternTaken, WindowClosed
 from eroica.untrusted import clean
+from eroica.windows import Window as Captured
+from eroica.windows import missing_note
 
 MOST_EVENTS = 1000
 MOST_CONTENTS = 10_000

@@ -232,10 +232,10 @@ def _run(options: argparse.Namespace) -> int:
     from eroica.access import JOB_VARIABLE, STORE, VARIABLE
     from eroica.commands import Frames
     from eroica.conductor import Mode
-    from eroica.coordinator import Policy
     from eroica.launch import NotStartedError
     from eroica.live import Run, pacing_log, run
     from eroica.relay import job_key
+    from eroica.windows import Policy
 
     words = options.words[1:] if options.words[:1] == ["--"] else options.words
     if not words:
@@ -306,9 +306,9 @@ def _key(job: str, options: argparse.Namespace) -> str:
 def _serve(options: argparse.Namespace) -> int:
     from eroica.access import is_loopback
     from eroica.broker import Listening
-    from eroica.coordinator import Policy
     from eroica.guard import Web
     from eroica.serve import Serve, serve
+    from eroica.windows import Policy
 
     if "@" in options.store and "://" in options.store and ":" in options.store.partition("://")[2].partition("@")[0]:
         options.usage("argument --store: all users of a host can read command lines; put the secret into EROICA_STORE")

@@ -18,14 +18,14 @@ from eroica import bus
 from eroica.answers import Job, Pacing, PacingChange, Rank, Window
 from eroica.chronicle import Chronicle, now, pace_of
 from eroica.conductor import Mode, in_words
-from eroica.coordinator import Policy, missing_note
-from eroica.coordinator import Window as Captured
 from eroica.errors import UserError
 from eroica.fabric.pacing import Limits
 from eroica.investigation import Incident, Investigation
 from eroica.relay import Carrier, CoordinatorLink, Reception
 from eroica.topology import Topology
 from eroica.untrusted import clean
+from eroica.windows import Policy, missing_note
+from eroica.windows import Window as Captured
 from eroica.wire import MOST_WINDOW
 
 OVER_BUS_S = 0.5

@@ -22,7 +22,7 @@ from eroica.blame import is_host_only
 from eroica.commands import Frames
 from eroica.conductor import Conductor, Mode, View
 from eroica.context import Context
-from eroica.coordinator import GONE, Coordinator, Look, Policy, Window, missing_note
+from eroica.coordinator import GONE, Coordinator
 from eroica.degradation import Change, Limits, Trigger
 from eroica.diagnosis import diagnose_in_detail
 from eroica.findings import Detail, Diagnosis, Verdict, to_json
@@ -32,6 +32,7 @@ from eroica.job import format_ranks, parse_ranks
 from eroica.pace import EFFECT
 from eroica.pattern import Stacked, stack
 from eroica.topology import Topology, with_roll_ups
+from eroica.windows import Look, Policy, Window, missing_note
 from eroica.wires import Wires
 
 FOR_GOOD = ("deadlock", "collective_mismatch", "exception", "dead_worker", "startup_network", "configuration")

@@ -26,7 +26,6 @@ from eroica.agent import Agent, host_name
 from eroica.answers import PacingChange
 from eroica.captures import Readers, close_captures
 from eroica.conductor import Mode, in_words
-from eroica.coordinator import Policy
 from eroica.errors import EroicaError
 from eroica.fabric.pacing import Limits
 from eroica.investigation import Incident, Investigation
@@ -37,6 +36,7 @@ from eroica.ondemand import OnDemand
 from eroica.recording import LEAD_S, MOST_EVENTS, Recording
 from eroica.relay import AgentLink
 from eroica.ring import SUFFIX
+from eroica.windows import Policy
 
 LOOKS_PER_S = 10
 """Each reads the heads of all rings, some 100 microseconds per rank."""

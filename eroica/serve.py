@@ -23,7 +23,6 @@ from eroica.access import ALL_JOBS, Pass, make_private
 from eroica.agent import Agent, host_name
 from eroica.broker import Broker, Listening
 from eroica.captures import Readers, close_captures, forget_captures
-from eroica.coordinator import Policy
 from eroica.errors import EroicaError, UnavailableError, UserError
 from eroica.guard import Web
 from eroica.investigation import Incident
@@ -32,6 +31,7 @@ from eroica.probe.place import user_folder
 from eroica.probe.workspace import has_living
 from eroica.relay import AgentLink, job_key
 from eroica.topology import Topology
+from eroica.windows import Policy
 
 ROUND_S = 0.1
 """A round at least so often; one also begins when something has come."""

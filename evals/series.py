@@ -22,16 +22,17 @@ from pathlib import Path
 from typing import Any
 
 from eroica import bus, ring
-from eroica.agent import history_of
 from eroica.captures import summarize_capture
 from eroica.commands import State
-from eroica.coordinator import Coordinator, Look, Policy, Window
+from eroica.coordinator import Coordinator
 from eroica.degradation import Trigger
 from eroica.findings import Diagnosis
 from eroica.investigation import judge
 from eroica.marks import HOLD_NS, Watch
 from eroica.pattern import Stacked
 from eroica.ring import Record
+from eroica.watched import history_of
+from eroica.windows import Look, Policy, Window
 from evals.catalogue import Case, CaseError
 from evals.made import Made
 from evals.truth import Expected, Place, Truth

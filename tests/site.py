@@ -16,13 +16,13 @@ from eroica.api import Server
 from eroica.chronicle import Chronicle
 from eroica.client import Client
 from eroica.commands import Unit
-from eroica.coordinator import Policy
 from eroica.coordinators import Coordinators
 from eroica.desk import Desk
 from eroica.guard import Web
 from eroica.investigation import Incident
 from eroica.keeping import Keeper
 from eroica.relay import AgentLink
+from eroica.windows import Policy
 from tests.buses import Network
 from tests.test_investigation import Agent, summaries
 

@@ -28,8 +28,9 @@ from eroica.bus import (
 )
 from eroica.codec import write_summary
 from eroica.commands import Frames, State, Unit
-from eroica.coordinator import Coordinator, Look, Policy, Window, missing_note
+from eroica.coordinator import Coordinator
 from eroica.degradation import Change, Trigger
+from eroica.windows import Look, Policy, Window, missing_note
 from tests.handmade import Rank, summary
 
 SECOND = 1_000_000_000

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from eroica import bus
 from eroica.chronicle import Chronicle
-from eroica.coordinator import Policy
 from eroica.coordinators import Coordinators
 from eroica.relay import AgentLink
+from eroica.windows import Policy
 from tests.buses import Network
 
 ROUNDS = 200

@@ -16,7 +16,6 @@ from eroica.arrivals import Arrival
 from eroica.codec import write_summary
 from eroica.commands import State, Unit
 from eroica.conductor import Mode
-from eroica.coordinator import Policy, Window
 from eroica.critical_path import Activity
 from eroica.degradation import Change, Trigger
 from eroica.fabric.pacing import Limits
@@ -24,6 +23,7 @@ from eroica.findings import to_json
 from eroica.investigation import Incident, Investigation, judge
 from eroica.pattern import Function, Summary, stack
 from eroica.topology import Topology
+from eroica.windows import Policy, Window
 from tests import handmade as h
 from tests.buses import Ends, Network, in_one_process, over, over_nats
 
