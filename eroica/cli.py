@@ -59,16 +59,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(f"eroica {options.command}: {error}")
         return 1
     except BrokenPipeError:
-        # The reader of a pipe (`| head`) has seen enough. Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_what_is_left()  # the reader of a pipe (`| head`) has seen enough
         return 0
     except OSError as error:
+        _drop_what_is_left()
         where = f": {error.filename}" if error.filename is not None else ""
         say(f"eroica {options.command}: {error.strerror or error}{where}")
         return 1
     except KeyboardInterrupt:
         say(f"eroica {options.command}: interrupted")
         return 130
+
+
+def _drop_what_is_left() -> None:
+    """Of what stdout does not take: else Python complains again, with a status of its own, as it flushes at exit."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _options(arguments: list[str]) -> argparse.Namespace:

@@ -225,9 +225,10 @@ def test_reports_that_cannot_be_written_lose_no_answer(tmp_path: Path, capsys: C
 @pytest.mark.parametrize(("closed", "status"), [("2>&-", 0), (">&-", 1), (">&- 2>&-", 1), (">/dev/full", 1)])
 def test_a_closed_or_full_output_is_no_traceback(closed: str, status: int, tmp_path: Path) -> None:
     (tmp_path / "diagnosis.json").write_text(json.dumps(to_json(samples.healthy()[0])))
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     for command in (f"show {tmp_path}", f"diagnose {DATA / 'two_ranks_of_128'} --out {tmp_path / 'out'}"):
         line = f"exec {sys.executable} -m eroica {command} {closed}"
-        done = subprocess.run(["sh", "-c", line], capture_output=True, check=False)
+        done = subprocess.run(["sh", "-c", line], capture_output=True, check=False, env=environ)
         assert done.returncode == status
         assert done.stderr.count(b"\n") == (0 if "2>" in closed else 1), done.stderr
     assert (tmp_path / "out" / "report.html").exists()
