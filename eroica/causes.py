@@ -298,22 +298,33 @@ OWN_CORE = 0.95
 
 def granted_each(stacked: Stacked, *activities: Activity) -> npt.NDArray[np.float64]:
     """(W,) Share of the CPU time wanted that each rank's training thread got in activities; NaN = not measured."""
-    told, weight = _told_grants(stacked, np.arange(len(stacked), dtype=np.intp), activities)
+    told, weight = grants(stacked, np.arange(len(stacked), dtype=np.intp), columns_of(stacked, activities))
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray((told * weight).sum(axis=1) / weight.sum(axis=1), np.float64)
 
 
 def granted(stacked: Stacked, rows: npt.NDArray[np.intp], activity: Activity) -> float:
     """The same of several ranks together, in one activity."""
-    told, weight = _told_grants(stacked, rows, (activity,))
+    return granted_in(stacked, rows, columns_of(stacked, (activity,)))
+
+
+def granted_in(stacked: Stacked, rows: npt.NDArray[np.intp], columns: npt.NDArray[np.intp]) -> float:
+    """The same in functions."""
+    told, weight = grants(stacked, rows, columns)
     return float((told * weight).sum() / weight.sum()) if weight.any() else float("nan")
 
 
-def _told_grants(
-    stacked: Stacked, rows: npt.NDArray[np.intp], activities: Sequence[Activity]
+def columns_of(stacked: Stacked, activities: Sequence[Activity]) -> npt.NDArray[np.intp]:
+    """Functions of these activities."""
+    return np.flatnonzero([f.activity in activities for f in stacked.functions])
+
+
+def grants(
+    stacked: Stacked, rows: npt.NDArray[np.intp], columns: npt.NDArray[np.intp]
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """(ranks, functions) Shares, and shares of the critical path where they were measured; 0 elsewhere."""
-    cells = np.ix_(rows, np.flatnonzero([f.activity in activities for f in stacked.functions]))
+    """(ranks, functions) Shares of the CPU time wanted that was got, and shares of the critical path where that was
+    measured; 0 elsewhere."""
+    cells = np.ix_(rows, columns)
     told = np.where(stacked.mu_source[cells] == MU_SOURCES.index("cpu_granted"), stacked.mu[cells], np.nan)
     return np.nan_to_num(told), np.where(np.isfinite(told), stacked.beta[cells], 0.0)
 
@@ -325,12 +336,8 @@ idle host: above 0.9."""
 
 def crowding(stacked: Stacked, ranks: npt.NDArray[np.intp]) -> str:
     """Sentence about training threads that had no core for much of the time in which they wanted one; "" otherwise."""
-    granted = np.where(stacked.mu_source == MU_SOURCES.index("cpu_granted"), stacked.mu, np.nan)[ranks]
-    weight = np.where(np.isfinite(granted), stacked.beta[ranks], 0.0)
-    if not weight.any():
-        return ""
-    share = float((np.nan_to_num(granted) * weight).sum() / weight.sum())
-    if share >= CROWDED:
+    share = granted_in(stacked, ranks, np.arange(len(stacked.functions), dtype=np.intp))
+    if not share < CROWDED:
         return ""
     return f"ready to run, the training threads of these ranks get a core {share:.0%} of the time only"
 

@@ -14,13 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from eroica.blame import Indices
-from eroica.causes import BLOCKING, CROWDED, ON_THE_CPU
+from eroica.causes import BLOCKING, CROWDED, ON_THE_CPU, columns_of, granted_in, grants
 from eroica.collectives import Float64s
 from eroica.context import Context
 from eroica.findings import FunctionName
 from eroica.localization import EFFECT_FLOOR
 from eroica.pattern import Stacked
-from eroica.utilisation import MU_SOURCES
 
 WORTH = 0.05
 """Share of the iteration that a setting must cost to be a finding, where its cost is known: as much as makes a level
@@ -217,14 +216,11 @@ def _threads(stacked: Stacked, context: Context, iteration_s: float) -> Iterator
 def _granted(stacked: Stacked, rows: Indices) -> tuple[float, float]:
     """Share of the CPU time wanted that the training threads of these ranks got, NaN = not measured; and the seconds of
     an iteration in which they wanted it."""
-    columns = np.array([k for k, f in enumerate(stacked.functions) if f.activity in ON_THE_CPU], np.intp)
-    told = (stacked.mu_source == MU_SOURCES.index("cpu_granted"))[np.ix_(rows, columns)]
-    granted = np.where(told, stacked.mu[np.ix_(rows, columns)], np.nan)
-    weight = np.where(np.isfinite(granted), stacked.beta[np.ix_(rows, columns)], 0.0)
+    columns = columns_of(stacked, ON_THE_CPU)
+    _, weight = grants(stacked, rows, columns)
     if not weight.any():
         return float("nan"), 0.0
-    spent_s = float(np.median(weight.sum(1) * stacked.iteration_s[rows]))
-    return float((np.nan_to_num(granted) * weight).sum() / weight.sum()), spent_s
+    return granted_in(stacked, rows, columns), float(np.median(weight.sum(1) * stacked.iteration_s[rows]))
 
 
 # --- reductions again and again --------------------------------------------------------------------------------------

@@ -23,8 +23,10 @@ from eroica.causes import (
     STARVATION_EXPLAINS,
     Cause,
     cause_of,
+    columns_of,
     granted,
     granted_each,
+    grants,
     launches_block,
     other_threads,
 )
@@ -350,13 +352,12 @@ def _without_a_core(stacked: Stacked) -> Float64s:
     Input that the training process prepares itself is late for that, not by itself. Nothing where workers do it: who
     waits for them wants no core.
     """
-    columns = [k for k, f in enumerate(stacked.functions) if f.activity == Activity.INPUT]
+    columns = columns_of(stacked, (Activity.INPUT,))
     if any(WORKERS in stacked.functions[k].name for k in columns):
         return np.zeros(len(stacked))
-    columns = [k for k in columns if not _SLEEPS.search(stacked.functions[k].location or "")]
-    told = np.where(stacked.mu_source == MU_SOURCES.index("cpu_granted"), stacked.mu, np.nan)[:, columns]
-    lacks = np.where(np.isfinite(told), 1 - told, 0.0) * stacked.beta[:, columns]
-    return np.asarray(lacks.sum(axis=1), np.float64)
+    asleep = [bool(_SLEEPS.search(stacked.functions[k].location or "")) for k in columns]
+    told, weight = grants(stacked, np.arange(len(stacked), dtype=np.intp), columns[~np.array(asleep, bool)])
+    return np.asarray(((1 - told) * weight).sum(axis=1), np.float64)
 
 
 def _blocked(found: Sequence[Excess]) -> list[Excess]:
