@@ -51,6 +51,8 @@ it takes longer, it is the readers that get no core, since they are of low prior
 WRITTEN_S = 60.0
 """The same for the writing of a capture by its rank, which a slow folder may draw out. It is told with later windows as
 well, so that they are not laid to the job."""
+KEPT_STARTS = 16
+"""The latest starts of a job whose rings stay, a megabyte for each rank, in memory as a rule."""
 RECENT = 16
 """Iterations whose median is told as the pace."""
 
@@ -93,15 +95,18 @@ class Agent:
         host: str,
         readers: Readers,
         on_demand: recording.Recording | None = None,
+        clears: bool = False,
     ) -> None:
         """`folder`: where the ranks of this host leave their rings. `readers`: of captures. `on_demand`: who records
-        windows, and is closed by us; None: the ranks themselves."""
+        windows, and is closed by us; None: the ranks themselves. `clears`: the folder is ours, and rings of starts that
+        are long over are removed."""
         self.folder = folder
         self._bus = link
         self._host = host
         self._is_named = bool(os.environ.get(HOST_VARIABLE))
         self._readers = readers
         self._on_demand = on_demand
+        self._clears = clears
         self._rings: dict[Path, Watched] = {}
         self._refused: set[Path] = set()
         self._pending: dict[Future[bytes | str], _Reading] = {}
@@ -162,6 +167,8 @@ class Agent:
                 return
         self._num_starts += 1
         entry.start = self._num_starts
+        if self._clears:
+            self._clear(self._num_starts - KEPT_STARTS)
         latest = max(named, key=lambda other: other.start, default=None)
         if latest is not None and latest.tail.identity.generation < identity.generation:
             entry.training = latest.training
@@ -172,6 +179,13 @@ class Agent:
             name = f"{entry.job}.{entry.parent}-{ticks}"
             is_new = ticks > 0 and all(other.training != name for other in self._rings.values())
             entry.training = name if is_new else f"{entry.job}.{self._num_starts}"
+
+    def _clear(self, last: int) -> None:
+        """Remove the rings of starts up to this one; what was read from them is kept."""
+        for path, entry in self._rings.items():
+            if entry.is_closed and 0 < entry.start <= last:
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
 
     def _choose(self) -> None:
         """Decide which start is watched: the one that was, as long as a rank of it lives, or its own restart."""

@@ -188,7 +188,10 @@ class _Watcher:
                 self._investigation.pacing.wish(plan.pacing, plan.pacing_limits, "eroica run", time.monotonic_ns())
         self._link.subscribe((bus.Closed, bus.Released, bus.Said), self._take)
         self._readers = Readers()
-        self._agent = Agent(folder, self._link, host=self._host, readers=self._readers, on_demand=recording)
+        clears = plan.keep_rings is None
+        self._agent = Agent(
+            folder, self._link, host=self._host, readers=self._readers, on_demand=recording, clears=clears
+        )
 
     @property
     def events(self) -> list[int]:

@@ -10,8 +10,10 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from eroica import bus
-from eroica.agent import Agent
+from eroica.agent import KEPT_STARTS, Agent
 from eroica.captures import Readers
 from eroica.ring import Ring
 
@@ -19,7 +21,7 @@ _LEAVE = """
 import sys
 from pathlib import Path
 from eroica.ring import Ring
-for start in range(5):
+for start in range(int(sys.argv[2])):
     Ring.create(Path(sys.argv[1], f"{start}.ring"), rank=0, world_size=1, generation=start, capacity=64).note(job="j")
 """
 
@@ -35,7 +37,9 @@ def open_rings(folder: Path) -> set[str]:
 
 def test_starts_of_a_job_that_are_over_cost_no_open_files(tmp_path: Path) -> None:
     root = str(Path(__file__).parent.parent)
-    subprocess.run([sys.executable, "-c", _LEAVE, str(tmp_path)], check=True, env={**os.environ, "PYTHONPATH": root})
+    subprocess.run(
+        [sys.executable, "-c", _LEAVE, str(tmp_path), "5"], check=True, env={**os.environ, "PYTHONPATH": root}
+    )
     link, told = bus.Bus(), list[bus.Message]()
     link.subscribe((bus.Standing,), told.append)
     agent = Agent(tmp_path, link, host="a", readers=Readers())
@@ -47,3 +51,21 @@ def test_starts_of_a_job_that_are_over_cost_no_open_files(tmp_path: Path) -> Non
         assert open_rings(tmp_path) == {"now.ring"}
         assert [standing.generation for standing in told if isinstance(standing, bus.Standing)] == [5]
     assert open_rings(tmp_path) == set()
+
+
+@pytest.mark.parametrize("clears", [True, False])
+def test_rings_of_starts_that_are_long_over_are_removed_where_the_folder_is_ours(tmp_path: Path, clears: bool) -> None:
+    root = str(Path(__file__).parent.parent)
+    command = [sys.executable, "-c", _LEAVE, str(tmp_path), str(KEPT_STARTS + 4)]
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": root})
+    agent = Agent(tmp_path, bus.Bus(), host="a", readers=Readers(), clears=clears)
+    with closing(agent):
+        agent.poll(time.monotonic_ns())
+        for number in range(100, 103):
+            path = tmp_path / f"{number}.ring"
+            with closing(Ring.create(path, rank=0, world_size=1, generation=number)) as own:
+                own.note(job="j")
+                agent.poll(time.monotonic_ns())
+    left = {path.stem for path in tmp_path.glob("*.ring")}
+    assert {"100", "101", "102"} <= left
+    assert len(left) == (KEPT_STARTS if clears else KEPT_STARTS + 7)
