@@ -43,6 +43,8 @@ _POINT_TO_POINT = {
     "backward-recv": (CollectiveKind.RECV, 1),
 }
 """Kind, and the step in stages to the other side."""
+MAX_S = 1e6
+"""A start or a duration beyond has no usable time: a step lasts seconds."""
 _STREAMS = ("steps", "compute", "collective", *_POINT_TO_POINT)
 """Tracks of each rank: a send and a receive of one rank overlap, so each direction has its own."""
 
@@ -64,9 +66,23 @@ def _open(path: str | Path, columns: Sequence[str] | None) -> dict[str, npt.NDAr
         table = file.read(columns=wanted)
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path}: cannot be read as parquet ({str(error).splitlines()[0]})") from None
-    return {
-        name: np.asarray(table[name].to_pylist(), object if name == "optype" else None) for name in table.column_names
-    }
+    return {name: _column(path, name, table[name].to_pylist()) for name in table.column_names}
+
+
+def _column(path: str | Path, name: str, values: list[Any]) -> npt.NDArray[Any]:
+    """One column as numbers: seconds, where a missing one is NaN, else whole numbers, of which none may be missing."""
+    if name == "optype":
+        return np.asarray(values, object)
+    try:
+        numbers = np.asarray(values, np.float64)
+        if name in ("start_ts", "duration"):
+            return numbers
+        whole = np.asarray(values, np.int64)
+        if (whole == numbers).all() and (name != "rank" or ((whole >= 0) & (whole < 1 << 31)).all()):
+            return whole
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise DataError(f"{path}: its column {name} does not hold what an op timeline has there, so it is none")
 
 
 def ranks(path: str | Path) -> list[int]:
@@ -131,7 +147,7 @@ def load(path: str | Path) -> list[dict[str, Any]]:
 
 def _job(table: dict[str, npt.NDArray[Any]]) -> _Job:
     seconds = np.asarray(table["start_ts"], np.float64), np.asarray(table["duration"], np.float64)
-    bad = ~(np.isfinite(seconds[0]) & np.isfinite(seconds[1]) & (seconds[1] >= 0) & (np.abs(seconds[0]) < 10**6))
+    bad = ~((np.abs(seconds[0]) < MAX_S) & (seconds[1] >= 0) & (seconds[1] < MAX_S))
     start = np.rint(np.where(bad, 0, seconds[0]) * 1e9).astype(np.int64)
     dur = np.rint(np.where(bad, 0, seconds[1]) * 1e9).astype(np.int64)
     steps, index = np.unique(np.asarray(table["step"], np.int64), return_inverse=True)
