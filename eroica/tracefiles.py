@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from eroica import kineto, timeline
-from eroica.errors import DataError, EroicaError, UserError
+from eroica.errors import DataError, EroicaError, UnavailableError, UserError
 from eroica.job import format_ranks
 from eroica.records import integer
 
@@ -64,7 +64,10 @@ class _Peek:
 
 
 _NAMED = re.compile(r"(?i)(?<![a-z])rank[-_ ]?(\d{1,7})(?!\d)")
-_OTHER_RANKS = re.compile(r"(?i)(?:local|node|host|dp|tp|pp|cp|ep|fsdp|data|tensor|pipe(?:line)?)[-_ ]?rank[-_ ]?\d+")
+_OTHER_RANKS = re.compile(
+    r"(?i)(?<![a-z])(?:local|node|host|[ev]?[dtp]p|cp|ep|[fh]sdp|data|tensor|pipe(?:line)?)[-_ ]?rank[-_ ]?\d+"
+)
+"""Of words of their own: "ddp_rank3" and "step_rank3" tell a global rank."""
 
 
 def rank_in_name(path: str | Path) -> int | None:
@@ -99,9 +102,9 @@ def rank_of(metadata: Mapping[str, Any], path: str | Path) -> int | None:
 def find_traces(paths: str | Path | Sequence[str | Path]) -> TraceSet:
     """The traces behind directories, globs and files, one or several.
 
-    In directories and globs unrelated files are ignored and listed; a directory without traces of its own is searched
-    below. Raises UserError if nothing is found, a rank is claimed twice, or only some files tell a rank; DataError if
-    a file that was named itself is no trace.
+    In directories and globs unrelated files are ignored and listed; a directory without traces or a manifest of its own
+    is searched below. Raises UserError if nothing is found, a rank is claimed twice, or only some files tell a rank;
+    DataError if a file that was named itself is no trace; UnavailableError if all that there is cannot be read here.
     """
     if isinstance(paths, (str, Path)):
         paths = [paths]
@@ -124,8 +127,9 @@ def find_traces(paths: str | Path | Sequence[str | Path]) -> TraceSet:
 
 def _files_of(directory: Path) -> list[Path]:
     own = sorted(path for path in directory.iterdir() if _is_file(path))
-    if any(path.name == MANIFEST or _looks_like_trace(path) for path in own):
-        return own
+    named = [Path(path) for path in _manifest(directory / MANIFEST)[0]]
+    if named or any(_looks_like_trace(path) for path in own):
+        return own + named
     return own + sorted(path for path in directory.rglob("*") if _is_file(path) and path.parent != directory)
 
 
@@ -158,6 +162,7 @@ def _resolve(named: Sequence[Path], offered: Sequence[Path], place: str) -> Trac
             world_size = size or world_size
     ranked: list[TraceFile] = []
     unranked: list[str] = []
+    unread: UnavailableError | None = None
     seen: set[str] = set()
     for path, is_named in [(path, True) for path in named] + [(path, False) for path in offered]:
         key = os.path.realpath(path)
@@ -169,9 +174,11 @@ def _resolve(named: Sequence[Path], offered: Sequence[Path], place: str) -> Trac
         elif path.suffix == ".parquet":
             try:
                 ranked += [TraceFile(str(path), rank, timeline=True) for rank in timeline.ranks(path)]
-            except (DataError, UserError) as error:
+            except EroicaError as error:
                 if is_named:
                     raise
+                if isinstance(error, UnavailableError):
+                    unread = unread or error
                 ignored.append((str(path), _reason(error, path)))
         else:
             try:
@@ -198,6 +205,8 @@ def _resolve(named: Sequence[Path], offered: Sequence[Path], place: str) -> Trac
                 ranked.append(TraceFile(str(path), rank))
     ranked += _number(ranked, unranked, notes)
     if not ranked:
+        if unread is not None:
+            raise unread
         looked = f" among {len(ignored)} file{'s' if len(ignored) > 1 else ''}" if ignored else ""
         raise UserError(
             f"{place}: no trace files found{looked}; eroica reads Kineto JSON, plain or gzip, "

@@ -37,7 +37,12 @@ def trace_of(rank: int | None, **more: Any) -> str:
         ("Rank 12.json", 12),
         ("17.json", 17),
         ("dp_rank1_rank5.json", 5),
+        ("vpp_rank1_edp_rank2_rank5.json", 5),
+        ("ddp_rank3.json", 3),
+        ("step_rank3.json", 3),
+        ("multinode-rank3.json", 3),
         ("local_rank2.json", None),
+        ("hsdp_rank2.json", None),
         ("rank1_rank2.json", None),
         ("frank3.json", None),
         ("host_12345.1700000000.pt.trace.json", None),
@@ -100,6 +105,28 @@ def test_another_programs_manifest_is_left_alone(tmp_path: Path) -> None:
     write(tmp_path / "rank1.json", trace_of(None))
 
     assert [file.rank for file in find_traces([tmp_path]).files] == [1]
+
+
+def test_another_programs_manifest_hides_no_traces_below(tmp_path: Path) -> None:
+    write(tmp_path / "manifest.json", json.dumps({"name": "app"}))
+    (tmp_path / "node0").mkdir()
+    write(tmp_path / "node0" / "rank1.json", trace_of(None))
+
+    assert [file.rank for file in find_traces([tmp_path]).files] == [1]
+
+
+def test_a_manifest_names_traces_in_folders_below_beside_others(tmp_path: Path) -> None:
+    for rank in range(3):
+        (tmp_path / f"node{rank}").mkdir()
+        write(tmp_path / f"node{rank}" / "t.json", trace_of(None))
+    ranks = {"0": "node0/t.json", "1": "node1/t.json"}
+    write(tmp_path / "manifest.json", json.dumps({"schema": "eroica.manifest/1", "ranks": ranks}))
+    assert [(file.rank, Path(file.path).parent.name) for file in find_traces([tmp_path]).files] == [
+        (0, "node0"),
+        (1, "node1"),
+    ]
+    write(tmp_path / "rank2.json", trace_of(None))
+    assert [file.rank for file in find_traces([tmp_path]).files] == [0, 1, 2]
 
 
 def test_two_files_of_one_rank_stop_the_run_and_all_are_named_p48(tmp_path: Path) -> None:
@@ -236,6 +263,23 @@ def test_a_timeline_without_pyarrow_says_what_to_install(monkeypatch: pytest.Mon
         find_traces([TIMELINES])
 
 
+def test_a_parquet_file_beside_traces_is_left_out_without_pyarrow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data.parquet").write_bytes(b"PAR1")
+    write(tmp_path / "rank0.json", trace_of(0))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+
+    found = find_traces([tmp_path])
+
+    assert [file.rank for file in found.files] == [0]
+    assert [(Path(path).name, why) for path, why in found.ignored] == [
+        ("data.parquet", "reading parquet needs pyarrow")
+    ]
+    with pytest.raises(UnavailableError, match="pip install"):
+        find_traces([tmp_path / "data.parquet", tmp_path / "rank0.json"])
+
+
 def test_a_parquet_file_of_something_else_is_ignored_or_refused(tmp_path: Path) -> None:
     import pyarrow  # type: ignore[import-untyped]
     import pyarrow.parquet as parquet  # type: ignore[import-untyped]
@@ -249,18 +293,51 @@ def test_a_parquet_file_of_something_else_is_ignored_or_refused(tmp_path: Path) 
         find_traces([path])
 
 
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("rank", [0, None]),
+        ("rank", [0, -1]),
+        ("rank", [0, 2**40]),
+        ("rank", [0.0, 0.5]),
+        ("step", [5, None]),
+        ("stage", ["a", "b"]),
+        ("seq_id", [None, 1]),
+        ("mc", [None, 0]),
+        ("duration", ["x", "y"]),
+    ],
+)
+def test_a_timeline_with_a_column_of_something_else_is_refused_in_one_sentence(
+    tmp_path: Path, column: str, values: list[object]
+) -> None:
+    import pyarrow
+    import pyarrow.parquet as parquet
+
+    columns: dict[str, list[object]] = {"dp_rank": [0, 0], "stage": [0, 0], "rank": [0, 0], "step": [5, 5]}
+    columns |= {"seq_id": [0, 1], "optype": ["forward-compute"] * 2, "start_ts": [0.0, 1.0], "duration": [0.5, 0.5]}
+    path = tmp_path / "t.parquet"
+    parquet.write_table(pyarrow.table(columns | {column: values}), path)
+
+    with pytest.raises(DataError, match=f"column {column}"):
+        read_timeline(path)
+
+
 def test_rows_of_a_timeline_without_a_time_are_counted(tmp_path: Path) -> None:
     import pyarrow
     import pyarrow.parquet as parquet
 
-    columns = {"dp_rank": [0, 0, 1], "stage": [0, 0, 0], "rank": [0, 0, 1], "step": [5, 5, 5], "seq_id": [0, 0, 0]}
-    times = {"optype": ["forward-compute"] * 3, "start_ts": [0.0, float("nan"), 0.5], "duration": [1.0, 1.0, -1.0]}
+    columns = {"dp_rank": [0, 0, 1, 1], "stage": [0] * 4, "rank": [0, 0, 1, 1], "step": [5] * 4, "seq_id": [0] * 4}
+    times = {
+        "optype": ["forward-compute"] * 4,
+        "start_ts": [0.0, float("nan"), 0.5, 0.5],
+        "duration": [1.0, 1.0, -1.0, 1e12],
+    }
     path = tmp_path / "t.parquet"
     parquet.write_table(pyarrow.table({**columns, **times}), path)
 
     traces = read_timeline(path)
 
-    assert [trace.damage.bad_times for trace in traces] == [1, 1]
+    assert [trace.damage.bad_times for trace in traces] == [1, 2]
     assert [trace.dur_ns.tolist() for trace in traces] == [[10**9, 10**9], [10**9]]
 
 
