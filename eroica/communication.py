@@ -156,16 +156,17 @@ def user_rules() -> tuple[Rule, ...]:
         return ()
     try:
         lines = Path(path).read_text("utf-8").splitlines()
-    except OSError as error:
-        raise UserError(
-            f"EROICA_COLLECTIVES={path}: cannot be read ({error.strerror}); unset it or mend the path"
-        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        raise UserError(f"EROICA_COLLECTIVES={path}: cannot be read ({why}); unset it or mend the path") from None
     rules = []
     for number, line in enumerate(lines, 1):
         kind, _, pattern = line.split("#")[0].strip().partition(" ")
         if not kind:
             continue
         try:
+            if not pattern:  # it would match every kernel
+                raise KeyError
             re.compile(pattern.strip())
             rules.append(Rule(Category.KERNEL, pattern.strip(), CollectiveKind[kind.upper()]))
         except (KeyError, re.error):

@@ -240,8 +240,12 @@ def test_a_job_adds_its_own_kernels_by_an_argument_or_a_file(tmp_path: Path, mon
     monkeypatch.setenv("EROICA_COLLECTIVES", str(tmp_path / "rules"))
     assert kinds(read_trace(path)) == [K.ALL_GATHER]
 
-    (tmp_path / "rules").write_text("ALLGATHER my_ring\n")
-    with pytest.raises(UserError, match=r"rules:1: .*is not KIND REGEX"):
+    for line in ("ALLGATHER my_ring\n", "ALL_GATHER\n"):
+        (tmp_path / "rules").write_text(line)
+        with pytest.raises(UserError, match=r"rules:1: .*is not KIND REGEX"):
+            read_trace(path)
+    (tmp_path / "rules").write_bytes(b"ALL_GATHER \xff\n")
+    with pytest.raises(UserError, match="cannot be read"):
         read_trace(path)
 
 
