@@ -84,7 +84,7 @@ def utilisation_of(trace: Trace, path: CriticalPath, samples: Samples | None) ->
         else:
             use = np.clip(samples.values[counter] / full, 0.0, 1.0)
         rows_of = np.flatnonzero(path.activity == activity)
-        if not len(rows_of):
+        if not len(rows_of) or not np.isfinite(use).any():
             continue
         low = np.searchsorted(samples.ts_ns, path.start_ns[rows_of], side="left")
         high = np.searchsorted(samples.ts_ns, path.end_ns[rows_of], side="right")

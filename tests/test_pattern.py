@@ -107,6 +107,12 @@ def test_counters_that_were_not_read_leave_nan() -> None:
     assert math.isnan(row(summary_of(h.kernel("gemm", 10 * h.MS, 5 * h.MS), samples=clock), "gemm")["mu"])
 
 
+def test_a_counter_that_was_never_read_leaves_what_the_trace_holds() -> None:
+    clock = counters(sm_clock_ratio=[float("nan")] * 10)
+    made = row(summary_of(h.kernel("gemm", 10 * h.MS, 5 * h.MS, occupancy=0.4), samples=clock), "gemm")
+    assert made["mu"] == pytest.approx(0.4) and MU_SOURCES[int(made["source"])] == "occupancy"
+
+
 def test_with_run_queue_delay_a_host_functions_mu_is_the_share_of_the_core_that_it_wanted_and_got() -> None:
     half = [0.2] * 10
     shared = counters(cpu_ratio=half, runqueue_ratio=half)
