@@ -94,8 +94,8 @@ class Ledger:
     kind: UInt8s
     """(S,) CollectiveKind."""
     check: Int64s
-    """(S,) 16-bit hash of (operation, dtype, elements): equal on all members, or the channel is not joinable. 0 = not
-    told, and equal to any."""
+    """(S,) 16-bit hash of (operation, dtype, elements): equal on all members, or the channel is not joinable (of an
+    all-to-all: this one is not). 0 = not told, and equal to any."""
     work_before_s: Float32s
     """(S,) Own work between the entry of the sample before (or the iteration's start) and this entry."""
     duration_s: Float32s
@@ -436,13 +436,16 @@ def join(ledgers: Sequence[Ledger]) -> Joined:
     which = np.cumsum(new) - 1
     members = np.diff(np.append(first, len(rank)))
     low, high = np.minimum.reduceat(np.where(check > 0, check, 1 << 16), first), np.maximum.reduceat(check, first)
-    torn = np.unique(channel[first][low < high])
+    differs = low < high
+    # Of an all-to-all the sizes may differ, which says nothing against the others of its group.
+    is_exchange = np.logical_and.reduceat(kind == CollectiveKind.ALL_TO_ALL, first)
+    torn = np.unique(channel[first][differs & ~is_exchange])
     notes = tuple(
         f"collectives of group {names[c].key} ({names[c].description or 'no description'}) are not joined: its members "
         "disagree on operation or size"
         for c in torn
     )
-    good_k = (members >= 2) & ~np.isin(channel[first], torn)
+    good_k = (members >= 2) & ~differs & ~np.isin(channel[first], torn)
     keep = good_k[which]
     renumber = np.cumsum(good_k) - 1
     transfer = np.minimum.reduceat(duration, first)

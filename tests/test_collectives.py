@@ -182,6 +182,24 @@ def test_uneven_all_to_all_and_rooted_collectives_count_as_waiting() -> None:
     assert told.waiting_s == pytest.approx([0.040]) and told.exposed_s == pytest.approx([0.020])
 
 
+def test_all_to_alls_whose_sizes_differ_leave_the_collectives_of_their_group_joined() -> None:
+    def rank(kind: CollectiveKind, size: int) -> Ledger:
+        return ledger_of(
+            [
+                h.mark("ProfilerStep#3", 0, 100 * h.MS),
+                h.kernel("ncclA", 10 * h.MS, 5 * h.MS, comm=h.Comm()),
+                h.kernel("ncclB", 40 * h.MS, 5 * h.MS, comm=h.Comm(kind, elements=size)),
+                h.kernel("ncclC", 60 * h.MS, 5 * h.MS, comm=h.Comm(CollectiveKind.ALL_TO_ALL)),
+            ]
+        )
+
+    joined = join([rank(CollectiveKind.ALL_TO_ALL, 100), rank(CollectiveKind.ALL_TO_ALL, 300)])
+    assert not joined.not_joinable and joined.position.tolist() == [0, 2]
+    for other in (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER):
+        torn = join([rank(CollectiveKind.ALL_TO_ALL, 100), rank(other, 100)])
+        assert len(torn.not_joinable) == 1 and not len(torn.position)
+
+
 def test_sends_and_receives_are_told_by_direction_on_both_sides() -> None:
     def told(rank: int, kind: CollectiveKind, peer: int) -> Channel:
         events = [h.mark("ProfilerStep#0", 0, h.MS), h.kernel("nccl", 0, 9, comm=h.Comm(kind, peer=peer))]
