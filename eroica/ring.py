@@ -644,8 +644,7 @@ class Tail:
         """Records that were open and have ended, or turned out to have no end that can be seen (these just go)."""
         ended = []
         for number in list(self._open):
-            data = os.pread(self._file, _SIZE, _RECORDS_AT + number % self.identity.capacity * _SIZE)
-            record = decode(data, 0) if len(data) == _SIZE else None
+            record = self._at_place_of(number)
             if record is None or record.number != number:
                 del self._open[number]  # overwritten: how it ended is not known
             elif record.duration_ns is not None:
@@ -654,6 +653,10 @@ class Tail:
             elif record.flags & UNTIMED:
                 del self._open[number]
         return ended
+
+    def _at_place_of(self, number: int) -> Record | None:
+        data = os.pread(self._file, _SIZE, _RECORDS_AT + number % self.identity.capacity * _SIZE)
+        return decode(data, 0) if len(data) == _SIZE else None
 
     def _begun(self) -> tuple[list[Record], int]:
         capacity = self.identity.capacity
@@ -692,9 +695,10 @@ class Tail:
 
         Threads take their numbers in order and write them in any order, so a gap is mostly filled a moment later.
         """
+        # The place behind the last one of the file is its first.
+        behind = came[index + 1 :] or [self._at_place_of(expected + 1)]
         if not any(
-            record is not None and record.number == expected + offset
-            for offset, record in enumerate(came[index + 1 :], start=1)
+            record is not None and record.number == expected + offset for offset, record in enumerate(behind, start=1)
         ):
             return False
         if self._gap_at != expected:

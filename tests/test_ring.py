@@ -274,6 +274,20 @@ def test_what_one_thread_has_not_written_yet_is_waited_for_once_and_then_given_u
     assert [record.number for record in news.begun] == [3] and news.num_lost == 1
 
 
+def test_what_is_never_written_at_the_last_place_of_the_ring_is_given_up_too(tmp_path: Path) -> None:
+    writer = flight.Ring.create(tmp_path / "a.ring", rank=0, world_size=1, capacity=512)
+    tail = flight.Tail(writer.path)
+    for number in range(510):
+        _step(writer, number)
+    assert len(tail.poll().begun) == 510
+    with pytest.raises(struct.error):
+        writer.begin(flight.what(flight.STEP), 2**63, -1, 0, 511, 0, 0)  # takes its number, and writes nothing
+    _step(writer, 512)
+    assert not tail.poll().begun
+    news = tail.poll()
+    assert [record.number for record in news.begun] == [512] and news.num_lost == 1
+
+
 def test_a_span_whose_end_cannot_be_seen_is_not_waited_for(tmp_path: Path) -> None:
     writer = flight.Ring.create(tmp_path / "a.ring", rank=0, world_size=1, capacity=512)
     tail = flight.Tail(writer.path)
