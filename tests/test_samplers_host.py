@@ -179,6 +179,7 @@ def test_mounts_are_told_with_their_version() -> None:
 
 def test_cores_are_read_from_ranges() -> None:
     assert parse_cores("0-3,8") == {0, 1, 2, 3, 8} and parse_cores("") == frozenset() and parse_cores("x,2") == {2}
+    assert parse_cores("\u00b2,2,3-\u00b3") == {2}
 
 
 def test_ranks_of_another_network_namespace_have_cards_of_their_own(tmp_path: Path) -> None:

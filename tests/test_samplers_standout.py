@@ -139,6 +139,11 @@ def test_a_thread_that_only_one_rank_runs_is_told_by_name() -> None:
     assert told.rank == 2 and "pt_data_pin 77" in told.text and "1.10 cores (peers: 0.20)" in told.text
 
 
+def test_a_rate_below_zero_as_no_host_has_it_ends_nothing() -> None:
+    hosts = {"h0": [counted("thread", "0/omp 7", 0, None, cpu_ratio=-1.0), counted("rank", "1", 1, None)]}
+    assert all(one.rank == 1 for one in stand_out(hosts))
+
+
 def test_ranks_that_share_too_few_cores_and_ranks_that_are_stopped_are_told() -> None:
     hosts = {
         "h0": [

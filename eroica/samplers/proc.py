@@ -201,6 +201,6 @@ def parse_cores(text: str) -> frozenset[int]:
     cores: set[int] = set()
     for part in text.split(","):
         first, _, last = part.strip().partition("-")
-        if first.isdigit() and (not last or last.isdigit()):
+        if first.isdecimal() and (not last or last.isdecimal()):
             cores.update(range(int(first), min(int(last or first), int(first) + 8192) + 1))
     return frozenset(cores)

@@ -241,7 +241,7 @@ def _busy_threads(hosts: Mapping[str, Sequence[Counted]]) -> Iterator[Observatio
         others = [value for key, value in total.items() if key != (host, rank)]
         middle = float(np.median(others)) if others else 0.0
         if cores - middle >= THREAD_APART:
-            name = clean(busiest[host, rank][1])
+            name = clean(busiest.get((host, rank), (0.0, ""))[1])
             text = (
                 f"threads beside rank {rank}'s training thread use {cores:.2f} cores (peers: {middle:.2f}), "
                 f"most of them thread {name}"
