@@ -39,7 +39,7 @@ def read_rings(path: Path, only: Collection[Path] | None = None) -> tuple[list[F
             jobs[file.parent].append(file)
         if not jobs:
             raise UserError(f"{path} holds no flight rings (*{ring.SUFFIX}); ranks leave them in EROICA_RING_DIR")
-        newest = max(jobs, key=lambda job: max(file.stat().st_mtime_ns for file in jobs[job]))
+        newest = max(jobs, key=lambda job: max(_written_ns(file) for file in jobs[job]))
         files = jobs[newest]
         if len(jobs) > 1:
             notes.append(f"the newest of {len(jobs)} jobs: {newest.name}")
@@ -54,6 +54,14 @@ def read_rings(path: Path, only: Collection[Path] | None = None) -> tuple[list[F
     if not flights:
         raise DataError(problems[0] if problems else f"{path} holds none of the rings that are to be looked at")
     return flights, notes + problems
+
+
+def _written_ns(file: Path) -> int:
+    """When it was last written; 0 if it is gone by now, as the rings of a job that ends are."""
+    try:
+        return file.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def newest_start(

@@ -171,6 +171,9 @@ def test_show_takes_a_ring_a_folder_of_them_and_the_folder_of_all_jobs(
         os.utime(tmp_path / job / f"rank{index}.ring", (index, index))
     assert cli.main(["show", str(tmp_path)]) == 0
     assert "the newest of 2 jobs: new" in capsys.readouterr().out
+    (tmp_path / "old" / "gone.ring").symlink_to(tmp_path / "nowhere")  # as a job leaves it that ends right now
+    assert cli.main(["show", str(tmp_path)]) == 0
+    assert "the newest of 2 jobs: new" in capsys.readouterr().out
     assert cli.main(["show", str(tmp_path / "old" / "rank0.ring"), "--format", "json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["schema"], said["ranks"][0]["rank"], said["missing"]) == ("eroica.postmortem/1", 0, "1-3")
