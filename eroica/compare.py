@@ -97,7 +97,7 @@ def compare(before: Side, after: Side) -> Comparison:
 
 def _length_s(side: Side) -> float | None:
     """Seconds per iteration."""
-    if side.diagnosis.iteration.observed_s is not None:
+    if side.diagnosis.iteration.observed_s:
         return side.diagnosis.iteration.observed_s
     if side.detail is None or not len(side.detail.ranks):
         return None

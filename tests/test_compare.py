@@ -138,6 +138,12 @@ def test_a_side_without_a_rank_is_compared_as_far_as_it_goes() -> None:
         assert render_text(_compare(*pair))
 
 
+def test_an_iteration_of_no_length_is_not_known() -> None:
+    sides = [Side("a", _timed(samples.healthy(), 0.0)[0], None), Side("b", samples.slow_input()[0], None)]
+    for a, b in (sides, sides[::-1]):
+        assert "the length of an iteration is not known on both sides" in compare(a, b).notes
+
+
 def test_the_command_takes_files_and_folders_and_names_what_it_cannot(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
