@@ -157,15 +157,18 @@ def iterations_of(trace: Trace) -> Iterations:
         ends = trace.ts_ns[rows] + trace.dur_ns[rows]
         if int(ends[-1]) > int(trace.ts_ns[rows[0]]):
             return Iterations(np.append(trace.ts_ns[rows], ends[-1]), numbers, "ProfilerStep")
-    rows = _named(trace, "Optimizer.step#", (Category.ANNOTATION, Category.CPU_OP))
+    rows = _outermost(trace, _named(trace, "Optimizer.step#", (Category.ANNOTATION, Category.CPU_OP)))
     if len(rows) >= 3:
-        ends = np.sort(trace.ts_ns[rows] + trace.dur_ns[rows])
+        ends = trace.ts_ns[rows] + trace.dur_ns[rows]
+        order = np.argsort(ends, kind="stable")
+        rows, ends = rows[order], ends[order]
         spacing = np.diff(ends)
         # Several optimizers, or one per parameter, step in bursts: a burst ends one iteration, not many. A batch
         # fetched in between says that it is none, however short it is beside one long step (a checkpoint).
         fetches = np.sort(trace.ts_ns[_named(trace, "enumerate(DataLoader)#", (Category.ANNOTATION, Category.CPU_OP))])
         fetched = np.diff(np.searchsorted(fetches, ends)) > 0
-        keep = np.append((spacing > 0.2 * spacing.max()) | fetched, True)
+        last = _last_of_turn(trace.name[rows], spacing)
+        keep = np.append((last[:-1] & (spacing > 0.2 * spacing.max())) | fetched, last[-1])
         ends = ends[keep]
         if len(ends) >= 3:
             return Iterations(ends, np.arange(len(ends) - 1), "optimizer")
@@ -174,6 +177,28 @@ def iterations_of(trace: Trace) -> Iterations:
         return Iterations(np.array([0, 0], np.int64), np.zeros(1, np.int64), "window")
     start, end = trace.ts_ns[work].min(), (trace.ts_ns[work] + trace.dur_ns[work]).max()
     return Iterations(np.array([start, end], np.int64), np.zeros(1, np.int64), "window")
+
+
+def _outermost(trace: Trace, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+    """Those of `rows` that none of the others on the same thread holds: a wrapper's step has its optimizer's within."""
+    kept = np.ones(len(rows), bool)
+    for track in np.unique(trace.track[rows]):
+        own = np.flatnonzero(trace.track[rows] == track)
+        ends = trace.ts_ns[rows[own]] + trace.dur_ns[rows[own]]
+        kept[own[1:]] = ends[1:] > np.maximum.accumulate(ends)[:-1]
+    return rows[kept]
+
+
+def _last_of_turn(name: Int32s, spacing: Int64s) -> npt.NDArray[np.bool_]:
+    """(steps,) False for what cannot end an iteration: where several optimizers take turns, all but the one after which
+    it lasts longest to the next. Optimizers of one name cannot be told apart; they must step in bursts."""
+    _, which, counts = np.unique(name, return_inverse=True, return_counts=True)
+    kinds = len(counts)
+    if kinds < 2 or counts.min() < 3 or (which[kinds:] != which[:-kinds]).any():
+        return np.ones(len(name), bool)
+    pauses = [np.median(spacing[which[:-1] == kind]) for kind in range(kinds)]
+    last: npt.NDArray[np.bool_] = which == int(np.argmax(pauses))
+    return last
 
 
 @dataclass(frozen=True, slots=True)

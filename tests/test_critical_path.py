@@ -325,6 +325,17 @@ def test_iterations_fall_back_to_optimizer_steps_and_then_to_the_window() -> Non
     assert iterations_of(trace([op("aten::mm", 3, 120)])).by == "window"
 
 
+def test_a_step_within_a_step_and_optimizers_that_take_turns_end_one_iteration() -> None:
+    outer = [mark("Optimizer.step#Sharded.step", 100 * k, 50) for k in range(4)]
+    inner = [mark("Optimizer.step#AdamW.step", 100 * k + 10, 10) for k in range(4)]
+    assert iterations_of(trace([*outer, *inner])).bounds_ns.tolist() == [50, 150, 250, 350]
+    turns = [mark(f"Optimizer.step#{'AB'[k % 2]}.step", 100 * (k // 2) + 40 * (k % 2), 10) for k in range(8)]
+    assert iterations_of(trace(turns)).bounds_ns.tolist() == [50, 150, 250, 350]
+    assert iterations_of(trace(turns[:-1])).bounds_ns.tolist() == [50, 150, 250]
+    batches = [mark("enumerate(DataLoader)#_Iter.__next__", 50 * k + 20, 5) for k in range(8)]
+    assert len(iterations_of(trace([*turns, *batches])).bounds_ns) == 8, "with a batch each, nothing says that they are"
+
+
 def test_steps_with_a_batch_between_them_are_no_burst_however_short_beside_one_long_step() -> None:
     ends = [15, 45, 75, 575, 605]
     steps = [mark("Optimizer.step#SGD.step", end - 5, 5) for end in ends]
