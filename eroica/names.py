@@ -92,9 +92,10 @@ _PHASES = (
     ),
 )
 
-_SYNC = re.compile(r"^(cuda|hip|cu|mtia|xpu)\w*Synchronize\w*$|^hipMemcpyWithStream$")
+_SYNC = re.compile(r"^(cuda|hip|cu|mtia|xpu|ze)\w*Synchronize\w*$|^hipMemcpyWithStream$|^ur(QueueFinish|EventWait)$")
 _ALLOCATOR = re.compile(
-    r"^(cuda|hip|cu)\w*(Malloc|Free|MemAlloc|HostAlloc|MemCreate|MemMap|MemUnmap|MemRelease|HostRegister)\w*$"
+    r"^(cuda|hip|cu)\w*(Malloc|Free|MemAlloc|HostAlloc|MemCreate|MemMap|MemUnmap|MemRelease|HostRegister)\w*$|"
+    r"^zeMem(Alloc|Free)\w*$|^urUSM(\w*Alloc|Free)$"
 )
 TUNABLE = re.compile(r"^aten::(\w*convolution\w*|\w*mm|linear|matmul|\w*attention\w*)$")
 """Operators that ask nothing of the device when they run, but where the library searches for the fastest kernel."""
