@@ -202,7 +202,8 @@ def _rank(text: str) -> int:
 
 
 def _address(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":") if text.count(":") == 1 or text.startswith("[") else (text, "", "0")
+    has_port = "]:" in text if text.startswith("[") else text.count(":") == 1
+    host, _, port = text.rpartition(":") if has_port else (text, "", "0")
     host = host.strip("[]")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise argparse.ArgumentTypeError(f"{text!r} is no address; write HOST or HOST:PORT")

@@ -81,6 +81,14 @@ def test_fail_on_exits_with_three_only_for_the_named_kinds(capsys: Capture) -> N
     assert cli.main([*arguments, "--fail-on", "hang,crash"]) == 0
 
 
+def test_an_address_of_ipv6_is_taken_with_brackets_and_without(capsys: Capture) -> None:
+    for text, address in (("::1", ("::1", 0)), ("[::1]", ("::1", 0)), ("[::1]:80", ("::1", 80)), ("h:80", ("h", 80))):
+        assert cli._parser().parse_args(["serve", "--listen", text]).listen == address
+    with pytest.raises(SystemExit, match="2"):
+        cli._parser().parse_args(["serve", "--listen", "h:port"])
+    assert "'h:port' is no address" in capsys.readouterr().err
+
+
 def test_one_rank_of_four_is_never_called_healthy(capsys: Capture) -> None:
     assert cli.main(["diagnose", str(DATA / "gloo_torch_2_13_rank0.json.gz"), "--format", "json"]) == 0
     shown = json.loads(capsys.readouterr().out)
