@@ -23,7 +23,7 @@ _TAIL_BYTES = 1 << 20
 """Names of threads stand behind the events, some hundred bytes each."""
 _SCAN_BYTES = 1 << 26
 """How far an optimizer step is looked for; more than one step of any model."""
-_CLOSING = re.compile(rb"\]\s*,\s*(?=\"traceName\"[^\]]*\}\s*$)")
+_CLOSING = re.compile(rb"\]\s*,\s*(?=" + weave.NAME_LAST + rb")")
 _AMENDED = re.compile(rb'\]\s*,\s*"distributedInfo"')
 _WINDOW = re.compile(rb'"name": "(Iteration Start: PyTorch Profiler|Record Window End)"[^}]*?"ts": (\d+)\.?(\d{0,3})')
 _STEP = re.compile(rb'"name": "Optimizer\.step#[^"]*",\s*"pid": (\d+),\s*"tid": (\d+)')

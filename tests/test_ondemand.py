@@ -24,6 +24,7 @@ from eroica.amend import Told, amend
 from eroica.errors import DataError, UnavailableError, UserError
 from eroica.offline import diagnose_paths
 from eroica.ondemand import BySteps, ByTime, OnDemand
+from eroica.probe import weave
 
 ROOT = Path(__file__).parents[1]
 HEADER = struct.Struct("<Q32s")
@@ -252,6 +253,21 @@ def step_ends(path: Path) -> list[tuple[int, int]]:
     steps = (event for event in told["traceEvents"] if str(event.get("name")).startswith("Optimizer.step#"))
     ends = sorted(told["baseTimeNanoseconds"] + round((step["ts"] + step["dur"]) * 1000) for step in steps)
     return [(500 + number, end) for number, end in enumerate(ends)]
+
+
+@pytest.mark.parametrize("name", ["/a.json", "/run/[3]/rank0.json", "/a], {b}.json"])
+def test_events_are_woven_into_a_trace_before_and_after_it_is_amended_whatever_its_name_p07(
+    tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / "t.json"
+    path.write_text('{"baseTimeNanoseconds": 0, "traceEvents": [\n{"ph": "X"}\n  ],"traceName": "' + name + '" }')
+    weave.weave(str(path), [weave.event("user_annotation", "before", 1, 1, 10, 20, 0)])
+    groups = [{"pg_name": "0", "ranks": [0, 1]}]
+    amend(path, Told(rank=3, world_size=4, groups=groups))
+    weave.weave(str(path), [weave.event("user_annotation", "after", 1, 1, 30, 40, 0)])
+    told = json.loads(path.read_text())
+    assert [event.get("name") for event in told["traceEvents"]] == [None, "before", "after"]
+    assert told["distributedInfo"]["pg_config"] == groups and told["traceName"] == name
 
 
 def test_a_trace_that_is_cut_or_tells_its_rank_is_not_amended(tmp_path: Path) -> None:

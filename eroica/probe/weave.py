@@ -26,7 +26,12 @@ _HOST_EVENT = re.compile(
     rb'"ph":\s*"X",\s*"cat":\s*"(cpu_op|user_annotation)",\s*"name":\s*"((?:[^"\\]|\\.)*)",\s*"pid":\s*\d+,\s*'
     rb'"tid":\s*(\d+),\s*"ts":\s*(\d+)(?:\.(\d{3}))?,\s*"dur":\s*(\d+)(?:\.(\d{3}))?'
 )
-_CLOSING = re.compile(rb"\s*\]\s*,\s*\"traceName\"[^\]]*\}\s*$|\s*\]\s*\}\s*$")
+NAME_LAST = rb'"traceName"\s*:\s*"(?:[^"\\]|\\.)*"[^\]]*\}\s*$'
+"""The end of torch's own export: the name may hold brackets (pytorch/kineto#888)."""
+_CLOSING = re.compile(
+    # What `amend` has put before the name stands on one line.
+    rb'\s*\]\s*,\s*(?:"distributedInfo": \{[^\n]*\}, )?' + NAME_LAST + rb"|\s*\]\s*\}\s*$"
+)
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*(\d+)')
 
 
