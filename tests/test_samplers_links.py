@@ -107,3 +107,19 @@ def test_idle_connections_do_not_travel() -> None:
 
 def test_a_recorded_tree_has_no_connections(tmp_path: Path) -> None:
     assert isinstance(open_sampler(tmp_path), Missing)
+
+
+def test_where_the_kernel_gives_no_socket_that_is_said_and_nothing_else() -> None:
+    code = """
+import os, resource
+from pathlib import Path
+from eroica.samplers import links
+links.open_sampler(Path("/nowhere"))
+free = os.dup(0)
+os.close(free)
+for spare in (0, 1):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + spare, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    print(links.open_sampler(Path("/")).reason)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.count("Too many open files") == 2 and not done.stderr

@@ -165,11 +165,14 @@ class _Room:
     """Netlink sockets in one network namespace."""
 
     def __init__(self) -> None:
-        self._diag, self._route = _netlink(_SOCK_DIAG), _netlink(_ROUTE)
+        self._open: list[socket.socket] = []
+        for protocol in (_SOCK_DIAG, _ROUTE):  # either may be refused
+            self._open.append(_netlink(protocol))
+        self._diag, self._route = self._open
 
     def close(self) -> None:
-        self._diag.close()
-        self._route.close()
+        for one in self._open:
+            one.close()
 
     def __del__(self) -> None:
         # Samplers have no end of their own: they go with who reads them.
