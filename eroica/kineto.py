@@ -274,7 +274,7 @@ def metadata(keys: bytes, losses: Losses, offset: int) -> dict[str, Any]:
 
 
 def open_text(path: str | Path) -> tuple[Any, Inflater | None]:
-    """(file to close, its inflater if it is gzip). Raises UserError if it cannot be opened."""
+    """(file to close, its inflater if it is gzip). Raises UserError if it cannot be opened or read."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode) and not os.path.isdir(path):
             # To open a pipe may wait forever, and a device may never end.
@@ -286,8 +286,12 @@ def open_text(path: str | Path) -> tuple[Any, Inflater | None]:
         raise UserError(f"{path}: a directory, not a trace file; use find_traces for directories") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be opened ({error.strerror})") from None
-    gzipped = raw.read(2) == b"\x1f\x8b"
-    raw.seek(0)
+    try:
+        gzipped = raw.read(2) == b"\x1f\x8b"
+        raw.seek(0)
+    except OSError as error:
+        raw.close()
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     return raw, Inflater(raw) if gzipped else None
 
 

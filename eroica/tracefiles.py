@@ -286,24 +286,31 @@ def _peek(path: Path, *, whole: bool) -> _Peek:
     """Look at the head, and with `whole` at the tail if that tells no rank: some writers put file-level keys last."""
     raw, inflater = kineto.open_text(path)
     with raw:
-        text = kineto.Text(inflater or raw, _HEAD_BYTES)
-        text.more()
-        if text.buffer[:3] == b"\xef\xbb\xbf":
-            text.start = 3
-        start = bytes(text.buffer[text.start : min(text.end, text.start + 4096)]).lstrip()
-        if not start:
-            return _Peek("is empty")
-        if start.startswith(b"["):
-            return _Peek("" if b'"ph"' in start else "holds no trace events")
-        if not start.startswith(b"{"):
-            return _Peek("is not JSON")
-        match = kineto.find_events(text)
-        if match is None:
-            return _Peek("holds no traceEvents")
-        head = bytes(text.buffer[text.start : match[0]])
-        found = _told(head)
-        if whole and "distributedInfo" not in found and rank_in_name(path) is None:
-            found = _told(_last_bytes(raw, text, inflater is not None))
+        try:
+            return _look(path, raw, inflater, whole)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def _look(path: Path, raw: Any, inflater: kineto.Inflater | None, whole: bool) -> _Peek:
+    text = kineto.Text(inflater or raw, _HEAD_BYTES)
+    text.more()
+    if text.buffer[:3] == b"\xef\xbb\xbf":
+        text.start = 3
+    start = bytes(text.buffer[text.start : min(text.end, text.start + 4096)]).lstrip()
+    if not start:
+        return _Peek("is empty")
+    if start.startswith(b"["):
+        return _Peek("" if b'"ph"' in start else "holds no trace events")
+    if not start.startswith(b"{"):
+        return _Peek("is not JSON")
+    match = kineto.find_events(text)
+    if match is None:
+        return _Peek("holds no traceEvents")
+    head = bytes(text.buffer[text.start : match[0]])
+    found = _told(head)
+    if whole and "distributedInfo" not in found and rank_in_name(path) is None:
+        found = _told(_last_bytes(raw, text, inflater is not None))
     info = found.get("distributedInfo")
     size = integer(info.get("world_size"), 0, 32) if isinstance(info, dict) else 0
     return _Peek("", _rank_in_metadata(found), size if size > 0 else None)

@@ -401,3 +401,13 @@ def test_a_file_that_may_not_be_read_is_left_out_and_named(anybodys: Path) -> No
     assert any("rank1.json cannot be opened" in note for note in found.notes)
     with pytest.raises(UserError, match="Permission denied"):
         find_traces([anybodys / "rank1.json"])
+
+
+def test_a_file_that_a_disk_does_not_give_is_left_out_and_named(tmp_path: Path) -> None:
+    write(tmp_path / "rank0.json", trace_of(0))
+    (tmp_path / "rank1.json").symlink_to("/proc/self/mem")  # a plain file whose first byte cannot be read
+    found = find_traces([tmp_path])
+    assert [file.rank for file in found.files] == [0]
+    assert any("rank1.json cannot be read" in note for note in found.notes)
+    with pytest.raises(UserError, match=r"rank1\.json: cannot be read"):
+        read_trace(tmp_path / "rank1.json")
