@@ -45,7 +45,7 @@ class Holds:
         `since_ns`: how long its step is under way; who cannot tell is not held until a moment."""
         if not 0 < self.until_ns - now_ns <= MOST_TTL_NS:
             return 0
-        delay_ns = min(self.delay_ns.get(group, 0), cap_ns, MOST_DELAY_NS)
+        delay_ns = min(self.delay_ns.get(group, 0), cap_ns, MOST_DELAY_NS, self.until_ns - now_ns)
         if group in self.moment_ns:
             delay_ns = min(delay_ns, self.moment_ns[group] - since_ns) if since_ns is not None else 0
         return max(delay_ns, 0)

@@ -94,6 +94,13 @@ def test_an_order_that_nobody_renews_ends_by_the_ranks_own_clock_and_the_ring_is
     assert [rank.enter(7, 3), rank.enter(7, 4)] == [0, 20 * MS], "another order is another one"
 
 
+def test_a_hold_that_has_begun_ends_with_the_order(rank: Rank) -> None:
+    rank.order({7: 100 * MS}, ttl_ns=SECOND)
+    rank.enter(7, 0)
+    rank.now_ns += SECOND - 30 * MS
+    assert rank.enter(7, 1) == 30 * MS
+
+
 def test_a_renewed_order_holds_in_the_step_in_which_it_comes(rank: Rank) -> None:
     rank.order({7: 20 * MS})
     rank.enter(7, 0)
@@ -201,6 +208,13 @@ print("held", len(held), min(held) >= 100_000_000, ring.get(PACED_NS) == sum(hel
 small = dist.new_group([0], timeout=__import__("datetime").timedelta(seconds=4))
 dist.all_reduce(ones, group=small)
 print("cap", collectives._by_address[id(small)].most_held_ns)
+order(100)
+RECORDER.num_steps += 1
+before = ring.get(PACED_NS)
+dist.monitored_barrier()
+at_barrier = ring.get(PACED_NS) - before
+dist.all_reduce(ones)
+print("monitored", at_barrier, ring.get(PACED_NS) - before >= 100_000_000)
 dist.destroy_process_group()
 """
 
@@ -218,3 +232,4 @@ def test_in_a_real_process_a_hold_leaves_the_interpreter_free_and_a_profiler_see
     said = dict(line.partition(" ")[::2] for line in done.stdout.splitlines())
     assert int(said["ticks"]) > 2, "other threads go on meanwhile"
     assert said["held"] == "2 True True False" and said["cap"] == "40000000"
+    assert said["monitored"] == "0 True", "a monitored barrier is not held, and leaves the hold to the next collective"

@@ -209,7 +209,7 @@ def _kernel(torch: Any, distributed: Any, name: str) -> Callable[..., Any]:
                 if group is None or group.is_same() is not handle:
                     group = _met(ring, distributed, handle)
                 line, peer = group.line, -1
-                if ring.words[HOLDS] and not is_message:
+                if ring.words[HOLDS] and not is_message and op != _MONITORED:
                     step = recorder.num_steps or recorder.num_nexts
                     begin_ns = gate.hold(ring, group.key, step, group.most_held_ns, recorder.stepped_ns) or begin_ns
                 if is_message:
