@@ -211,6 +211,21 @@ def test_a_rank_that_lies_makes_nobody_wait_longer_than_the_cap() -> None:
         assert all(ns <= 20 * MS for hold in job.holds for ns in delays(hold).values())
 
 
+def test_of_two_ranks_one_that_lies_about_its_iteration_has_the_other_held_within_the_share_of_it() -> None:
+    sent: list[bus.Message] = []
+    conductor, now_ns = Conductor(sent.append), 0
+    conductor.wish(Mode.ENABLE, SHORT, "somebody", 0)
+    groups = (bus.Met(group=KEY, name="pair", size=2),)
+    for step in range(100):
+        conductor.tick(View(start=(1, 0), host_of={0: "h", 1: "h"}, is_free=True), now_ns)
+        now_ns += 100 * MS
+        for rank, length_ns, duration_ns in ((0, 100 * MS, 45 * MS), (1, 700 * MS, 0)):
+            told = Arrival(step, length_ns, 0, ((KEY, step, duration_ns),))
+            conductor.handle(bus.Arrived(rank=rank, groups=groups, arrivals=(told,)), now_ns)
+    held = [ns for message in sent if isinstance(message, bus.Hold) for ns in delays(message).values()]
+    assert held and max(held) <= 0.2 * 100 * MS
+
+
 def test_a_group_has_the_cap_that_its_name_was_given() -> None:
     job = Job(gain=0.1, limits=replace(SHORT, group_caps_s={"data": 0.004}))
     job.run(200)
