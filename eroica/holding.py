@@ -92,10 +92,7 @@ def met(notes: Iterable[Mapping[str, object]]) -> tuple[bus.Met, ...]:
     """The groups of a rank that have peers, by the notes of its ring."""
     found: dict[int, bus.Met] = {}
     for note in notes:
-        key, size = note.get("group"), note.get("size")
-        if isinstance(key, str) and isinstance(size, int) and 1 < size <= MOST_SIZE:
-            with contextlib.suppress(ValueError):
-                found[int(key, 16)] = bus.Met(
-                    group=int(key, 16), name=clean(str(note.get("name", "")), MOST_NAME), size=size
-                )
+        key, size = ring.group_key(note.get("group")), note.get("size")
+        if key and isinstance(size, int) and 1 < size <= MOST_SIZE:
+            found[key] = bus.Met(group=key, name=clean(str(note.get("name", "")), MOST_NAME), size=size)
     return tuple(found.values())

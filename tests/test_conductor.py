@@ -366,8 +366,11 @@ def test_claims_beyond_all_bounds_do_not_travel() -> None:
 
 def test_groups_without_peers_and_notes_that_make_no_sense_are_no_groups() -> None:
     notes: list[dict[str, object]] = [
-        {"group": "0abc", "name": "data", "size": 4},
-        {"group": "0001", "name": "alone", "size": 1},
+        {"group": f"{KEY:016x}", "name": "data", "size": 4},
+        {"group": "-000000000000001", "name": "x", "size": 4},
+        {"group": "f" * 17, "name": "x", "size": 4},
+        {"group": "0" * 16, "name": "x", "size": 4},
+        {"group": f"{1:016x}", "name": "alone", "size": 1},
         {"group": "rank", "name": "x", "size": 4},
         {"group": 7, "size": "four"},
         {"host": "h"},
