@@ -230,6 +230,12 @@ def test_others_traffic_costs_time_between_leaves_and_none_within_one() -> None:
     assert mean(4, heavy) == pytest.approx(mean(4, None))
 
 
+def test_neighbours_that_never_communicate_are_none() -> None:
+    setting = small(4, 4, noise=replace(BUSY, background=Background(neighbours=0.0)))
+    nobody = replace(setting, noise=replace(BUSY, background=None))
+    assert simulate(setting, 3, 0).length_s.tolist() == simulate(nobody, 3, 0).length_s.tolist()
+
+
 # --- steering -------------------------------------------------------------------------------------------------------
 
 

@@ -72,7 +72,7 @@ class Traffic:
         self._slot[job.shared[mine] - job.links.first_switch] = mine
         self.flows = np.zeros(len(job.capacity))
         """(K,) On each link of the job."""
-        self._background = background if len(mine) else None
+        self._background = background if len(mine) and background is not None and background.neighbours else None
         self._times = np.empty(0)
         self._rows: Intps = np.empty((0, 0), np.intp)
         self._signs = np.empty(0)
