@@ -78,8 +78,11 @@ def study(runs: Sequence[tuple[str, Account]]) -> Study:
         whole = _with_steady(told, first) if n and first.num_hosts > 1 else told
         relative = None
         if n and first.efficiency > 0:
-            ratio, length = whole.efficiency / first.efficiency, whole.iteration_s
-            relative = Share(ratio, ratio * length.seconds / length.high, ratio * length.seconds / length.low)
+            ratio, here, there = whole.efficiency / first.efficiency, whole.iteration_s, first.iteration_s
+            # The runs are independent of each other: what is not known of both adds up by its squares.
+            lower = math.hypot(math.log(here.high / here.seconds), math.log(there.seconds / there.low))
+            upper = math.hypot(math.log(here.seconds / here.low), math.log(there.high / there.seconds))
+            relative = Share(ratio, ratio * math.exp(-lower), ratio * math.exp(upper))
         sizes.append(Size(name, whole, relative))
         notes += [f"{clean(name, 80)}: {note}" for note in told.notes]
     return Study(tuple(sizes), tuple(dict.fromkeys(notes)))

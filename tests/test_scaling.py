@@ -17,7 +17,7 @@ from eroica.efficiency import render_html, render_json, render_text, study
 from eroica.fabric.parameters import QUIET, Fabric, Host, Layout, Noise, Setting, Stalls, Workload
 from eroica.fabric.simulator import simulate
 from eroica.pattern import stack
-from eroica.scaling import MODES, Account, Part, account
+from eroica.scaling import MODES, Account, Part, Share, account
 from eroica.simulation import summaries
 from evals.kineto_file import write_json
 from evals.synth import cluster
@@ -145,6 +145,24 @@ def test_what_is_longer_at_all_times_than_at_the_smallest_size_is_contention() -
     for run in told["runs"]:
         parts = sum(part["seconds"] for part in run["parts"].values())
         assert run["ideal_s"] + parts == pytest.approx(run["iteration"]["seconds"], rel=1e-4)
+
+
+def test_efficiency_beside_the_smallest_run_is_as_unsure_as_both_are_together() -> None:
+    told = accounted(Setting(hosts=2, host=Host(gpus=2)), 12)
+
+    def run(ranks: int, low: float, high: float) -> tuple[str, Account]:
+        return f"{ranks}", replace(told, num_ranks=ranks, ideal_s=0.5, iteration_s=Share(1.0, low, high))
+
+    def interval(first: tuple[str, Account], second: tuple[str, Account]) -> tuple[float, float]:
+        relative = study([first, second]).sizes[1].relative
+        assert relative is not None and relative.seconds == pytest.approx(1.0)
+        return relative.low, relative.high
+
+    sure, unsure = (1.0, 1.0), (0.8, 1.25)
+    assert interval(run(4, *sure), run(8, *unsure)) == pytest.approx((0.8, 1.25))
+    assert interval(run(4, *unsure), run(8, *sure)) == pytest.approx((0.8, 1.25))
+    low, high = interval(run(4, *unsure), run(8, *unsure))
+    assert low == pytest.approx(0.8**2**0.5) and high == pytest.approx(1.25**2**0.5)
 
 
 def test_names_of_runs_cannot_break_the_page_and_it_needs_no_script() -> None:
