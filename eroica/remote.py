@@ -206,9 +206,9 @@ def pace(options: argparse.Namespace) -> str:
     modes = {"off": options.off, "dry-run": options.dry_run, "enable": options.enable}
     mode = next((mode for mode, is_wished in modes.items() if is_wished), "")
     numbers = (options.threshold, options.max_delay, options.ttl)
+    if mode in ("", "off") and numbers != (None, None, None):
+        options.usage("--threshold, --max-delay and --ttl go with --dry-run or --enable")
     if not mode:
-        if numbers != (None, None, None):
-            options.usage("--threshold, --max-delay and --ttl go with --dry-run or --enable")
         found = client.pacing(options.job)
     else:
         found = client.set_pacing(

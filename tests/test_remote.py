@@ -137,6 +137,8 @@ def test_the_pacing_of_a_job_is_switched_told_and_in_the_audit_log(site: Site, c
     assert [one.outcome for one in audited] == ["switched off by act", "switched on by act", "a dry run begins by act"]
     with pytest.raises(SystemExit):
         cli.main(["pace", JOB, "--ttl", "5"])
+    with pytest.raises(SystemExit):
+        cli.main(["pace", JOB, "--off", "--ttl", "5"])
 
 
 def test_a_token_that_may_only_read_sees_pacing_and_switches_none(
