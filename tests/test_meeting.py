@@ -24,6 +24,7 @@ def test_the_place_of_the_rendezvous_is_that_of_the_call_else_of_the_environment
     assert "store" not in meeting.told((), {}, {})
     assert meeting.told((), {"world_size": 3}, {"WORLD_SIZE": "4"})["size"] == "3"
     assert meeting.told((), {"world_size": -1}, {"WORLD_SIZE": "4"})["size"] == "4"
+    assert meeting.told(("gloo", "tcp://10.0.0.1:7", None, 3, 0), {}, {"WORLD_SIZE": "4"})["size"] == "3"
 
 
 def test_the_own_address_is_that_of_the_interface_or_of_the_file_of_hosts_and_else_unknown() -> None:

@@ -29,7 +29,7 @@ def told(args: tuple[Any, ...], options: Mapping[str, Any], environ: Mapping[str
         found["store"] = rest.split("?")[0].rstrip("/") if scheme == "tcp" else method
     elif environ.get("MASTER_ADDR"):
         found["store"] = f"{environ['MASTER_ADDR']}:{environ.get('MASTER_PORT', '')}"
-    size = options.get("world_size", -1)
+    size = options.get("world_size", args[3] if len(args) > 3 else -1)
     size = str(size) if isinstance(size, int) and size > 0 else environ.get("WORLD_SIZE", "")
     if size:
         found["size"] = size
