@@ -12,7 +12,7 @@ import base64
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -104,12 +104,10 @@ def compare(
     iterations: int,
     limits: Limits,
     mode: str = EVERYTHING,
-    progress: Callable[[str], None] = lambda what: None,
 ) -> Row:
     """The same job, left alone, held at all times, and under the policy."""
     free, held, policy, pacers = [], [], [], []
     for seed in seeds:
-        progress(f"{setting.hosts} hosts, mode {mode}, seed {seed}")
         free.append(simulate(setting, iterations, seed, detail=0))
         held.append(simulate(setting, iterations, seed, detail=0, steer=at_all_times(setting, limits)))
         pacer = Pacer(limits, sharing=sharing(setting))
