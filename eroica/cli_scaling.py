@@ -48,7 +48,9 @@ def add(command: Adder, show: Callable[[str], None], write: Callable[[Path, str]
     )
     parser.add_argument("--hosts", type=_sizes, default=(4, 8, 16, 32, 64), metavar="N,N,...", help="default: 4 to 64")
     parser.add_argument("--seeds", type=count, default=5, metavar="N", help="jobs at each size (default: 5)")
-    parser.add_argument("--iterations", type=count, default=1000, metavar="N", help="of each job (default: 1000)")
+    parser.add_argument(
+        "--iterations", type=count, default=1000, metavar="N", help="of each job (default: 1000; 30 at least)"
+    )
     parser.add_argument(
         "--layout", choices=("data", "tensor"), default="data", help="one group of all ranks, or one for each card"
     )
@@ -86,9 +88,15 @@ def _simulate(options: argparse.Namespace, show: Callable[[str], None], write: C
     from eroica import gains
     from eroica.fabric.pacing import Limits
     from eroica.fabric.parameters import Setting, Workload
-    from eroica.simulation import alone
+    from eroica.simulation import REFRESH, alone
 
     limits = Limits()
+    least = limits.memory + REFRESH
+    if options.iterations < least:
+        raise UserError(
+            f"{options.iterations} iterations are too few: ranks are held only after {limits.memory} were seen; give "
+            f"--iterations {least} or more"
+        )
     if options.threshold is not None:
         limits = replace(limits, threshold=options.threshold)
     if options.max_delay_ms is not None:

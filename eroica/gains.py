@@ -75,6 +75,8 @@ class Row:
             return "costs" if self.kept_on else "costs, and the trials leave it off"
         if self.held_cv.value <= (1 - CALMER) * self.cv.value and self.held_gain.low > -ENOUGH:
             return "steadier, not faster"
+        if not self.held_gain.high < ENOUGH:  # nor where a single seed leaves no interval
+            return "not sure: more seeds would tell"
         if not self.trials:
             return "nothing to gain; never tried, ranks come together"
         return "nothing to gain" + ("" if self.kept_on else ", and the trials leave it off")
@@ -85,7 +87,7 @@ PUBLISHED: Mapping[int, tuple[float, float]] = {4: (-0.006, 0.008), 8: (-0.006, 
 PUBLISHED_CV: Mapping[int, tuple[float, float]] = {64: (0.22, 0.09)}
 """Hosts -> CV without and with pacing."""
 _T95 = (math.inf, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
-"""Student's t, 97.5 %, by degrees of freedom."""
+"""Student's t, 97.5 %, by degrees of freedom; of more of them by its expansion around the normal one."""
 
 
 def mean_of(values: Sequence[float]) -> Mean:
@@ -93,7 +95,8 @@ def mean_of(values: Sequence[float]) -> Mean:
     column = np.array(values)
     if len(column) < 2:
         return Mean(float(column.mean()), math.nan, math.nan)
-    t = _T95[len(column) - 1] if len(column) <= len(_T95) else 2.1
+    free = len(column) - 1
+    t = _T95[free] if free < len(_T95) else 1.96 + 2.372 / free + 2.822 / free**2
     half = t * float(column.std(ddof=1)) / math.sqrt(len(column))
     return Mean(float(column.mean()), float(column.mean()) - half, float(column.mean()) + half)
 
@@ -365,8 +368,9 @@ def _chart(title: str, lines: Sequence[Points], claimed: Points, least: float = 
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """About five round numbers that enclose both."""
+    """About five round numbers that enclose both; two at the least, also of 0 alone."""
     span = max(high - low, 1e-9)
     step = 10 ** math.floor(math.log10(span / 4))
     step *= next(factor for factor in (1, 2, 2.5, 5, 10) if span / (step * factor) <= 5)
-    return [step * n for n in range(math.floor(low / step), math.ceil(high / step) + 1)]
+    first = math.floor(low / step)
+    return [step * n for n in range(first, max(math.ceil(high / step), first + 1) + 1)]

@@ -17,7 +17,7 @@ from eroica.errors import UserError
 from eroica.fabric.pacing import HARD_CAP_S, Limits, Order, Pacer, Phase, Seen, bounded, dispersion, holds, judge
 from eroica.fabric.parameters import Fabric, Host, Noise, Setting, Workload
 from eroica.fabric.simulator import Passage, Steering, simulate
-from eroica.gains import Mean, Row, compare, render_html, render_text
+from eroica.gains import Mean, Row, compare, mean_of, render_html, render_text
 from eroica.simulation import alone, at_all_times, by_policy
 
 SHORT = Limits(memory=4, block=4, most_blocks=12, rest=20, again=40, ttl_s=5.0)
@@ -301,6 +301,8 @@ def test_the_command_prints_the_models_answer_beside_the_published_one(
     assert json.loads((tmp_path / "out" / "simulation.json").read_text()) == told
     assert "<script" not in (tmp_path / "out" / "simulation.html").read_text()
     assert main(["simulate", "--max-delay-ms", "9999"]) == 1
+    assert main([*arguments[:-1], "29"]) == 1
+    assert "29 iterations are too few" in capsys.readouterr().err
 
 
 def row_of(mode: str, gain: float, cv: float, trials: int = 3) -> Row:
@@ -320,6 +322,26 @@ def test_each_row_says_whether_pacing_helps_and_failure_modes_alone_have_no_publ
     text, page = render_text(rows), render_html(rows)
     assert all(word in text and word in page for word in said)
     assert text.count("+11.0%, CV 0.22 -> 0.09") == 2  # in the headline, and in the row of the whole job
+
+
+@pytest.mark.parametrize("half", [math.nan, 0.2])
+def test_what_too_few_seeds_leave_open_is_not_called_nothing(half: float) -> None:
+    row = replace(row_of("all", 0.0, 0.22), held_gain=Mean(0.11, 0.11 - half, 0.11 + half))
+    assert row.verdict == "not sure: more seeds would tell"
+
+
+@pytest.mark.parametrize(
+    ("seeds", "student"), [(5, 2.776), (11, 2.228), (12, 2.201), (18, 2.110), (30, 2.045), (100, 1.984)]
+)
+def test_intervals_over_seeds_are_students(seeds: int, student: float) -> None:
+    values = np.random.default_rng(0).normal(size=seeds).tolist()
+    mean, error = mean_of(values), np.std(values, ddof=1) / math.sqrt(seeds)
+    assert (mean.high - mean.low) / 2 / error == pytest.approx(student, rel=2e-3)
+
+
+def test_a_picture_of_values_that_are_all_nought_is_drawn() -> None:
+    row = replace(row_of("all", 0.0, 0.0), cv=Mean(0, 0, 0), policy_cv=Mean(0, 0, 0))
+    assert "<svg" in render_html([replace(row, hosts=4), replace(row, hosts=8)])
 
 
 def test_pictures_show_each_size_and_what_was_published() -> None:
