@@ -173,6 +173,14 @@ def test_a_rehearsal_says_what_it_would_do_and_holds_nobody() -> None:
     assert all(o.delay_of("g", 0, k, age_s=0, cap_s=1) == 0 for o in told for k in range(2))
 
 
+def test_a_rehearsal_of_a_trial_shows_no_gain_whatever_chance_makes_of_it() -> None:
+    for gain in (0.0, 0.1):
+        pacer = drive(replace(SHORT, dry_run=True), gain, 200)
+        ends = [change for change in pacer.changes if change.phase is Phase.RESTING]
+        assert ends and not pacer.verdicts and all(change.phase is not Phase.ON for change in pacer.changes)
+        assert all(change.why == "nobody was held in this rehearsal of a trial" for change in ends)
+
+
 def test_orders_are_renewed_before_they_end_and_one_word_ends_them() -> None:
     pacer, sent = Pacer(Limits(memory=4, block=30, ttl_s=2.0)), []
     for step in range(60):

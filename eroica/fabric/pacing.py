@@ -394,14 +394,19 @@ class Pacer:
         if not self._is_paced and self._is_calm():
             self._go(seen.step, Phase.WATCHING, "dispersion fell")
         elif verdict.decided:
-            self.verdicts.append(verdict)
             told = f"throughput {verdict.gain:+.1%} +- {verdict.gain_error:.1%}, CV {-verdict.steadier:+.0%}"
+            why = told if verdict.is_better else f"no gain: {told}"
+            if self.limits.dry_run:
+                # Both sides were alike, and their difference is chance.
+                verdict, why = replace(verdict, is_better=False), "nobody was held in this rehearsal of a trial"
+            else:
+                self.verdicts.append(verdict)
             if verdict.is_better:
-                self._go(seen.step, Phase.ON, told)
+                self._go(seen.step, Phase.ON, why)
                 self._until = seen.step + self.limits.again
                 self._rest = self.limits.rest
             else:
-                self._go(seen.step, Phase.RESTING, f"no gain: {told}")
+                self._go(seen.step, Phase.RESTING, why)
                 self._until = seen.step + self._rest
                 self._rest = min(2 * self._rest, 8 * self.limits.rest)
 
