@@ -195,6 +195,12 @@ class Conductor:
             return ""
         return "ranks were held back by eroica's pacing before this window; while it was taken nobody was"
 
+    def note_of_look(self) -> str:
+        """The same for the diagnosis of a look. Another look may follow, and is told as well."""
+        if not self._has_held:
+            return ""
+        return "ranks were held back by eroica's pacing before they were looked at; since then nobody is"
+
     def state(self, job: str) -> Pacing:
         """As it is answered."""
         pacer = self._pacer

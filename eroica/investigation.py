@@ -240,6 +240,7 @@ class Investigation:
         if look.trigger is None and _were_ended(look):
             return False
         world_size = max((s.world_size for s in self.coordinator.standings.values()), default=0)
+        note = self.pacing.note_of_look()
         diagnosis = hang.explain(
             list(look.views.values()),
             world_size=world_size,
@@ -247,7 +248,7 @@ class Investigation:
             created=_now(),
             version=__version__,
             limit_s=look.limit_s or hang.LIMIT_S,
-            notes=look.notes,
+            notes=(*look.notes, *((note,) if note else ())),
         )
         if diagnosis is None:
             return False

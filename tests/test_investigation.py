@@ -6,6 +6,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from eroica.fabric.pacing import Limits
 from eroica.findings import to_json
 from eroica.investigation import Incident, Investigation, judge
 from eroica.pattern import Function, Summary, stack
+from eroica.standing import Call, Group, RankView
 from eroica.topology import Topology
 from eroica.windows import Policy, Window
 from tests import handmade as h
@@ -68,9 +70,9 @@ class Agent:
                 )
             )
 
-    def notice(self) -> None:
-        """The job has become slow."""
-        trigger = Trigger(Change.SLOW, time.monotonic_ns(), 0, 117, 117, 850_000_000, 1_050_000_000, 0.2)
+    def notice(self, change: Change = Change.SLOW) -> None:
+        """The job has become slow, or what else has changed."""
+        trigger = Trigger(change, time.monotonic_ns(), 0, 117, 117, 850_000_000, 1_050_000_000, 0.2)
         self._link.publish(bus.Noticed(rank=self._ranks[0], trigger=trigger))
 
     def _take(self, message: bus.Message) -> None:
@@ -171,28 +173,70 @@ def test_what_the_slow_ranks_have_in_common_in_the_network_is_told_live() -> Non
     assert "topology" in {item["source"] for item in made["evidence"].values()}
 
 
+def pace(ends: Ends, investigation: Investigation, seen: Sequence[bus.Message]) -> Callable[[], bool]:
+    """Have it paced; the answer has seven ranks wait for the slow one, and says whether somebody is held."""
+    investigation.pacing.wish(Mode.ENABLE, Limits(memory=4, block=4), "somebody", time.monotonic_ns())
+    step = 0
+
+    def is_held() -> bool:
+        nonlocal step
+        step += 1
+        for rank in range(8):
+            firsts = ((7, step, 10_000_000 + (0 if rank == SLOW else 200_000_000)),)
+            told = Arrival(step, 1_000_000_000, 0, firsts)
+            met = (bus.Met(group=7, name="data", size=8),)
+            ends.agents[rank // 4].publish(bus.Arrived(rank=rank, groups=met, arrivals=(told,)))
+        return any(isinstance(message, bus.Hold) and message.delays for message in seen)
+
+    return is_held
+
+
+def test_a_job_that_was_paced_and_stands_still_is_told_to_have_been_paced() -> None:
+    (ends, *_), seen, told = over(Network(random.Random(1))), list[bus.Message](), list[Incident]()
+    ends.agents[0].subscribe((bus.Hold,), seen.append)
+    investigation = Investigation(
+        ends.coordinator,
+        job="waves",
+        policy=Policy(baseline=False, look_again_s=0.0),
+        clock=time.monotonic_ns,
+        tell=told.append,
+        say=ends.said.append,
+    )
+    agents = [Agent(ends.agents[host], "ab"[host], range(4 * host, 4 * host + 4), ()) for host in (0, 1)]
+    data = Group("a" * 16, "data", tuple(range(8)))
+
+    def look(link: bus.Link, host: int, asked: bus.Message) -> None:
+        assert isinstance(asked, bus.LookCloser)
+        views = []
+        for rank in range(4 * host, 4 * host + 4):
+            calls = [Call(data.key, 4, "allreduce", "done", 400, "float32", 90.0, 5)]
+            calls += [] if rank == SLOW else [Call(data.key, 5, "allreduce", "in", 400, "float32", 60.0, 5)]
+            views.append(RankView(rank=rank, host="ab"[host], groups=(data,), calls=tuple(calls), silent_s=60.0))
+        link.publish(bus.Looked(look=asked.look, host="ab"[host], views=tuple(views)))
+
+    for host, link in enumerate(ends.agents):
+        link.subscribe((bus.LookCloser,), partial(look, link, host))
+
+    def until(condition: Callable[[], bool]) -> None:
+        def holds() -> bool:
+            investigation.tick(time.monotonic_ns())
+            return condition()
+
+        ends.rounds(holds)
+
+    until(lambda: len(investigation.coordinator.standings) == 8)
+    until(pace(ends, investigation, seen))
+    agents[0].notice(Change.STALLED)
+    until(lambda: bool(told))
+    made = told[0].diagnosis
+    assert (made.kind, made.verdict.ranks) == ("hang", str(SLOW))
+    assert any("held back by eroica's pacing before they were looked at" in note for note in made.coverage.notes)
+
+
 def test_a_job_that_is_paced_is_captured_while_nobody_is_held_and_its_diagnosis_says_so() -> None:
     (ends, *_), seen = over(Network(random.Random(1), loses=0.1)), list[bus.Message]()
     ends.agents[0].subscribe((bus.Hold, bus.Prepare), seen.append)
-
-    def pace(investigation: Investigation) -> Callable[[], bool]:
-        limits = Limits(memory=4, block=4)
-        investigation.pacing.wish(Mode.ENABLE, limits, "somebody", time.monotonic_ns())
-        step = 0
-
-        def is_held() -> bool:
-            nonlocal step
-            step += 1
-            for rank in range(8):
-                firsts = ((7, step, 10_000_000 + (0 if rank == SLOW else 200_000_000)),)
-                told = Arrival(step, 1_000_000_000, 0, firsts)
-                met = (bus.Met(group=7, name="data", size=8),)
-                ends.agents[rank // 4].publish(bus.Arrived(rank=rank, groups=met, arrivals=(told,)))
-            return any(isinstance(message, bus.Hold) and message.delays for message in seen)
-
-        return is_held
-
-    made = diagnosed(ends, before=pace)
+    made = diagnosed(ends, before=lambda investigation: pace(ends, investigation, seen))
     assert made["verdict"]["ranks"] == str(SLOW)
     assert any("held back by eroica's pacing before this window" in note for note in made["coverage"]["notes"])
     after = seen[next(n for n, message in enumerate(seen) if isinstance(message, bus.Prepare)) :]
