@@ -72,7 +72,9 @@ def study(runs: Sequence[tuple[str, Account]]) -> Study:
             "work otherwise (strong scaling), and efficiency is the share of the iteration that is work"
         )
     if len(ordered) > 1 and first.num_hosts < 2:
-        notes.append("the smallest run stays within a host, so steady contention between hosts cannot be told by it")
+        notes.append(
+            "the traces of the smallest run name no second host: steady contention between hosts cannot be told by it"
+        )
     sizes = []
     for n, (name, told) in enumerate(ordered):
         whole = _with_steady(told, first) if n and first.num_hosts > 1 else told

@@ -171,6 +171,14 @@ def test_names_of_runs_cannot_break_the_page_and_it_needs_no_script() -> None:
     assert "<script" not in page and "\x1b" not in page and "&lt;script&gt;" in page and "<svg" in page
 
 
+def test_of_runs_whose_traces_name_no_host_nothing_is_said_of_their_hosts() -> None:
+    given = summaries(simulate(Setting(hosts=2, host=Host(gpus=2)), 12, 0))
+    told = account(stack([replace(summary, host="") for summary in given]))
+    assert told is not None
+    notes = study([("a", told), ("b", replace(told, num_ranks=8))]).notes
+    assert any("name no second host" in note for note in notes) and not any("within a host" in note for note in notes)
+
+
 def test_runs_of_one_size_are_no_scaling() -> None:
     told = accounted(Setting(hosts=2, host=Host(gpus=2)), 12)
     assert any("show scatter, not scaling" in note for note in study([("a", told), ("b", told)]).notes)
