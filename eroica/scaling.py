@@ -24,8 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 from eroica.collectives import MAX_ITERATIONS, Float64s
+from eroica.job import format_ranks
 from eroica.localization import family_quantile, roles_of
-from eroica.pattern import Stacked
+from eroica.pattern import Stacked, stack
 
 Bools = npt.NDArray[np.bool_]
 
@@ -143,6 +144,7 @@ class _Steps:
 
 def account(stacked: Stacked) -> Account | None:
     """Split a run's iteration; None where there are too few ranks or steps."""
+    stacked, short = _without_short(stacked)
     steps = _steps(stacked)
     if steps is None:
         return None
@@ -198,8 +200,21 @@ def account(stacked: Stacked) -> Account | None:
         transfer_s=steps.least_s,
         num_bytes=num_bytes,
         group_size=size,
-        notes=steps.notes,
+        notes=(*short, *steps.notes),
     )
+
+
+def _without_short(stacked: Stacked) -> tuple[Stacked, tuple[str, ...]]:
+    """Without ranks that have too few of the steps that most have, as one whose trace was cut: only steps of all ranks
+    count, and it would take them from all. And a note on those."""
+    there = np.isfinite(stacked.own_s)
+    is_short = there[:, there.mean(axis=0) > 0.5].sum(axis=1) < FEW_STEPS if len(stacked) else np.zeros(0, bool)
+    if is_short.all() or not is_short.any():
+        return stacked, ()
+    kept = stack([summary for summary, left_out in zip(stacked.summaries, is_short, strict=True) if not left_out])
+    which = format_ranks(stacked.ranks[is_short].tolist())
+    note = f"rank {which} has fewer than {FEW_STEPS} of the iterations that most ranks have, and is left out"
+    return replace(kept, world_size=stacked.world_size), (note,)
 
 
 def _steps(stacked: Stacked) -> _Steps | None:

@@ -109,6 +109,16 @@ def test_ranks_that_are_given_no_work_at_all_are_accounted_for() -> None:
     assert told is not None and all(np.isfinite(part.seconds) for part in told.parts.values())
 
 
+def test_a_rank_of_which_few_iterations_are_known_is_left_out_and_said() -> None:
+    ranks = [h.Rank(own, samples=[h.Sample(1 - own, channel=h.everyone(4))]) for own in (0.5, 0.5, 0.9, 0.5)]
+    short = h.summary(3, ranks[3], world_size=4, num_steps=4)
+    told = account(stack([*h.job(ranks, 12)[:3], short]))
+    assert told is not None and (told.num_ranks, told.num_steps) == (3, 12)
+    assert told.modes == (Part.STRAGGLER,) and told.stragglers == (2,)
+    assert any(note.startswith("rank 3 has fewer than 8 of the iterations") for note in told.notes)
+    assert account(stack([short, *[h.summary(k, ranks[k], world_size=4, num_steps=4) for k in range(3)]])) is None
+
+
 @pytest.mark.parametrize(("own", "num_bytes"), [(0.0, 1e6), (0.5, 0.0)])
 def test_runs_without_own_work_or_bytes_are_told_together(own: float, num_bytes: float) -> None:
     def run(size: int) -> Account:
