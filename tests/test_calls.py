@@ -293,7 +293,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_window_of_a_job_that_records_few_steps_tells_the_group_of_all_its_collectives(tmp_path: Path) -> None:
     path = Path(
         _run("-W", "ignore", "-c", TRAINING, str(tmp_path / "rendezvous"), EROICA_RING_DIR=str(tmp_path)).strip()

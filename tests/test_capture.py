@@ -156,7 +156,7 @@ def test_a_full_disk_or_a_folder_that_has_gone_fails_the_window_and_nothing_else
     [
         pytest.param("return", 0, marks=pytest.mark.full),
         pytest.param("raise", 1, marks=pytest.mark.full),
-        ("exit", 3),
+        pytest.param("exit", 3, marks=pytest.mark.full),
         ("kill", -9),
     ],
 )

@@ -57,13 +57,22 @@ def trained(folder: Path, program: str, *arguments: str) -> tuple[Watch, dict[st
     return read(path), said
 
 
+LIGHT = ("plain", "accumulation", "closures", "one_to_one", "five_to_one", "two_data_sets", "scaler", "in_backward", "duck",
+         "step_raises")  # fmt: skip
+"""Loops that neither compile nor shard."""
+
+
+def trained_loops(folder: Path, *names: str) -> Loops:
+    """The same of loops that need torch alone."""
+    said = run(folder, "loops.py", *names)
+    assert len(list((folder / "rings").iterdir())) == len(said) == len(names)
+    return {str(each["loop"]): (read(folder / "rings" / f"rank0-{each['pid']}.ring"), each) for each in said}
+
+
 @pytest.fixture(scope="module")
 def loops(tmp_path_factory: pytest.TempPathFactory) -> Loops:
-    """The same of all loops that need torch alone."""
-    folder = tmp_path_factory.mktemp("loops")
-    said = run(folder, "loops.py")
-    assert len(list((folder / "rings").iterdir())) == len(said)
-    return {str(each["loop"]): (read(folder / "rings" / f"rank0-{each['pid']}.ring"), each) for each in said}
+    """Those that take little time, trained by one process each."""
+    return trained_loops(tmp_path_factory.mktemp("loops"), *LIGHT)
 
 
 def sizes(watch: Watch) -> list[int]:
@@ -81,7 +90,7 @@ def is_right(watch: Watch, said: dict[str, int], unit: Unit = Unit.STEPS) -> boo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loop", ["closures", "in_backward", "compiled", "one_to_one"])
+@pytest.mark.parametrize("loop", ["closures", "in_backward", "one_to_one"])
 def test_one_batch_for_one_update_is_one_iteration(loops: Loops, loop: str) -> None:
     watch, said = loops[loop]
     assert is_right(watch, said) and set(sizes(watch)) == {1}
@@ -90,12 +99,18 @@ def test_one_batch_for_one_update_is_one_iteration(loops: Loops, loop: str) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("loop", "around"), [("plain", [12, 24]), ("fsdp2", [8, 16])])
-def test_evaluations_are_not_counted_and_the_iterations_around_them_are_known(
-    loops: Loops, loop: str, around: list[int]
-) -> None:
-    watch, said = loops[loop]
+def test_evaluations_are_not_counted_and_the_iterations_around_them_are_known(loops: Loops) -> None:
+    watch, said = loops["plain"]
     assert is_right(watch, said) and set(sizes(watch)) == {1}
+    assert evaluated(watch) == [12, 24]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("loop", "around"), [("compiled", []), ("fsdp2", [8, 16])])
+def test_what_compiles_or_shards_is_counted_right_as_well(tmp_path: Path, loop: str, around: list[int]) -> None:
+    watch, said = trained_loops(tmp_path, loop)[loop]
+    assert is_right(watch, said) and set(sizes(watch)) == {1} and watch.steps_per_iteration == 1
+    assert watch.iterations[-1].step == watch.counts.steps == said["updates"]
     assert evaluated(watch) == around
 
 

@@ -180,7 +180,7 @@ ring = RECORDER.ring
 assert group.most_held_ns == 200_000_000, group.most_held_ns
 def order(ms):
     now = time.monotonic_ns()
-    post_holds(ring.path, pack(Holds(now, now + 20_000_000_000, {group.key: ms * 1_000_000})))
+    post_holds(ring.path, pack(Holds(now, now + 100_000_000_000, {group.key: ms * 1_000_000})))
 def step():
     RECORDER.num_steps += 1
     dist.all_reduce(ones)
@@ -219,7 +219,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_in_a_real_process_a_hold_leaves_the_interpreter_free_and_a_profiler_sees_none(tmp_path: Path) -> None:
     environ = {name: value for name, value in os.environ.items() if name[:6] != "EROICA"} | {
         **{"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"},

@@ -61,7 +61,7 @@ def _phases(flight: Flight) -> list[tuple[str, int, int, str]]:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_saving_evaluating_compiling_and_leaving_are_phases_and_exceptions_pass(tmp_path: Path) -> None:
     code = """
 import torch.distributed.checkpoint as checkpoint

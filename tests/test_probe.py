@@ -128,6 +128,7 @@ def test_every_shape_of_loop_leaves_its_string_of_events(tmp_path: Path) -> None
     assert (ring.words[flight.RANK], ring.words[flight.WORLD_SIZE]) == (5, 8)
 
 
+@pytest.mark.full
 def test_in_steps_without_records_calls_leave_their_positions_and_their_numbers_go_on(tmp_path: Path) -> None:
     code = """
 import sys, time, torch
@@ -359,7 +360,7 @@ threading.Thread(target=lambda: (time.sleep(0.3), RECORDER.pending.discard(10**9
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_process_does_not_end_before_the_last_callback_of_a_group_that_is_destroyed(tmp_path: Path) -> None:
     environ = {name: value for name, value in os.environ.items() if "RANK" not in name}
     environ |= {"EROICA_RING_DIR": str(tmp_path / "rings"), "MEETING": str(tmp_path / "meeting")}
@@ -427,6 +428,6 @@ threading.Thread(target=leave, daemon=True).start()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_threads_have_time_to_leave_their_callbacks_however_long_the_last_one_took(tmp_path: Path) -> None:
     assert_leaves_the_callback(tmp_path, LEAVING_LATER)
