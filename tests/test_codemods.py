@@ -361,6 +361,68 @@ def test_a_loop_without_a_counter_gets_one() -> None:
     [
         ("if step % 100 == 0:\n    print(loss.item())", "print(", "already"),
         ("if loss.item() > 10:\n    print('diverged')", "print(", "seldom already"),
+def test_what_goes_on_from_step_to_step_is_worked_out_in_each_and_shown_every_some_steps() -> None:
+    source = program("seen += len(inputs)\nprint(step, seen)", before="seen = 0")
+    assert changed("seldom reports", source, lead(source, "host_python", "print(step, seen")) == (
+        ["print(step, seen)"],
+        ["if step % 50 == 0:", "print(step, seen)"],
+    )
+
+
+CALLBACKS = """\
+class Callback:
+    def on_step_end(self, step, model):
+        pass
+
+
+class Tell(Callback):
+    def on_step_end(self, step, model):
+        print(step, sorted(model.weight.flatten().tolist()), file=self.stream)
+
+
+def main"""
+
+
+def test_a_callback_that_only_tells_returns_in_most_steps_where_the_loop_that_calls_it_is_named() -> None:
+    inside = "for callback in callbacks:\n    callback.on_step_end(step, model)"
+    source = program(inside, head=HEAD.replace("def main", CALLBACKS))
+    for at in ("def main", "callback.on_step_end", "print(step, sorted"):
+        gone, came = changed("seldom reports", source, lead(source, "unknown", at))
+        assert (gone, came) == ([], ["if step % 50:", "return"])
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("print(step, sorted", "self.seen.append(sorted"),
+        ("on_step_end(self, step, model)", "on_step_end(self, step=None, model=None)"),
+        ("        pass", "        self.steps += 1"),
+        ("callback.on_step_end(step, model)", "callback.on_step_end(model=model)"),
+        ("            loss.backward()", "            loss.backward()\n            final.on_step_end(step, model)"),
+        ("    callback.on_step_end", "    if step % 100 == 0: callback.on_step_end"),
+        (
+            "    def on_step_end(self, step, model):\n        print",
+            "    def on_step_end(self, at, model):\n        print",
+        ),
+    ],
+)
+def test_a_callback_that_does_more_or_is_called_otherwise_too_is_called_as_before(old: str, new: str) -> None:
+    inside = "for callback in callbacks:\n    callback.on_step_end(step, model)"
+    source = program(inside, head=HEAD.replace("def main", CALLBACKS))
+    assert old in source
+    source = source.replace(old, new)
+    if "step=None" in new:
+        source = source.replace("callback.on_step_end(step, model)", "callback.on_step_end()")
+    refused("seldom reports", source, lead(source, "unknown", "def main"))
+
+
+def test_a_counter_with_a_stride_counts_no_steps() -> None:
+    loop = LOOP.replace("step, (inputs, labels) in enumerate(loader)", "at in range(1, 999, 2)")
+    source = program("print(loss.item())", loop=loop)
+    came = changed("seldom reports", source, lead(source, "device_sync", "print("))[1]
+    assert came[0] == "for step, at in enumerate(range(1, 999, 2)):"
+
+
         ("is_time = step % 100 == 0\nif is_time:\n    print(loss.item())", "print(", "already"),
         ("history.append(loss.item())", "append", "more than report"),
         ("value = loss.item()\nif value > 10:\n    break", "loss.item()", "not only reported"),
@@ -381,6 +443,10 @@ def test_sums_and_lists_stay_on_the_device_until_they_are_read() -> None:
         after="return total",
     )
     assert changed("read back later", source, lead(source, "device_sync", "total +=")) == (
+        ("if rank == 0:\n    value = loss.item()\nstop(value)", "value =", "not only reported"),
+        ("if rank == 0:\n    value = loss.item()\n    print(value)\nstop(value)", "if rank == 0", "used elsewhere"),
+        ("total += loss.item()\nprint(total)", "total +=", "in the next step"),
+        ("if rank == 0:\n    best = min(best, loss.item())\n    print(best)", "if rank == 0", "in the next step"),
         ["total += loss.item() * 8"],
         ["total += loss.detach().double() * 8", "total = float(total)", "total = float(total)"],
     )

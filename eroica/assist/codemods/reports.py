@@ -9,15 +9,16 @@ each step stays as it is.
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from eroica.assist.change import Change, Lead, Refusal
-from eroica.assist.codemods.training import EVERY, Spot, counted, first, spots
+from eroica.assist.codemods.training import EVERY, Spot, callers, counted, first, spots
 from eroica.assist.reading import (
     Code,
     Function,
     Loop,
     Sources,
+    argument,
     bindings,
     called,
     here,
@@ -54,34 +55,71 @@ def seldom(sources: Sources, lead: Lead) -> Change | Refusal:
 
 
 def _guarded(sources: Sources, lead: Lead) -> Change | None:
-    """The same for a function that only tells and is given the step, as callbacks are: it returns at once otherwise."""
+    """The same for a function that only tells and is given the step, as callbacks are: it returns at once otherwise.
+
+    The one that the finding names, else the one that a statement of the loop calls, where the finding names no more
+    than the function with the loop. None where several would fit.
+    """
+    found: dict[tuple[str, str], Change] = {}
     for spot in (spot for group in spots(sources, lead) for spot in group):
-        code, function = spot.inner, spot.inner.function(spot.named[0])
-        if not isinstance(function, ast.FunctionDef) or function is spot.code.function(spot.loop):
-            continue
         if any(counts(spot.code, test) for test in spot.code.conditions(spot.statement, spot.loop)):
             continue
-        step = next((one.arg for one in function.args.args if one.arg in _COUNTERS), "")
-        begins = function.body[1:] if ast.get_docstring(function) is not None else function.body
-        is_seldom = any(isinstance(n, ast.If) and counts(code, n.test) for n in here(function.body))
-        if not step or not begins or is_seldom or len(bindings(function, step)) != 1:
-            continue
-        if not _only_tells(sources, code, function):
-            continue
-        rewrite = Rewrite(code)
-        rewrite.before(begins[0], f"if {step} % {EVERY}:\n    return\n")
-        return Change(
-            code.path,
-            rewrite.text(),
-            f"Report every {EVERY} steps",
-            (
-                f"{function.name} ({code.path}:{function.lineno}) is called in each pass of the training loop in line "
-                f"{spot.loop.lineno} of {spot.code.path}, and is given the step as `{step}`",
-                "it only reports: it gives nothing back and keeps nothing",
-            ),
-            (f"what was reported in each step is reported in one of {EVERY}",),
-        )
-    return None
+        code, function = spot.inner, spot.inner.function(spot.named[0])
+        if function is spot.code.function(spot.loop):
+            told = _told(sources, spot.statement)
+            if told is None:
+                continue
+            code, function = told
+        if isinstance(function, ast.FunctionDef) and (seen := _returning(sources, spot, code, function)) is not None:
+            found.setdefault((seen.path, seen.after), seen)
+    return next(iter(found.values())) if len(found) == 1 else None
+
+
+def _told(sources: Sources, statement: ast.stmt) -> tuple[Code, Function] | None:
+    """The method that a statement calls for its effect: the one of this name in the repository that does anything."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+        return None
+    found = [
+        (code, node)
+        for code in sources.mentioning(f"def {called(call)}")
+        for node in ast.walk(code.tree)
+        if isinstance(node, Function) and node.name == called(call) and not all(map(_is_idle, node.body))
+    ]
+    return found[0] if len(found) == 1 and found[0][0].class_of(found[0][1]) is not None else None
+
+
+def _is_idle(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Pass) or (
+        isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    )
+
+
+def _returning(sources: Sources, spot: Spot, code: Code, function: ast.FunctionDef) -> Change | None:
+    ordered = [*function.args.posonlyargs, *function.args.args]
+    step = next((one.arg for one in ordered if one.arg in _COUNTERS), "")
+    begins = function.body[1:] if ast.get_docstring(function) is not None else function.body
+    is_seldom = any(isinstance(n, ast.If) and counts(code, n.test) for n in here(function.body))
+    if not step or not begins or is_seldom or len(bindings(function, step)) != 1:
+        return None
+    uses = callers(sources, code, function)
+    at = [one.arg for one in ordered].index(step) - (code.class_of(function) is not None)
+    # Who calls it elsewhere, or without a step, may report what comes once.
+    if len(uses) != 1 or argument(uses[0][1], at, step) is None or not _only_tells(sources, code, function):
+        return None
+    rewrite = Rewrite(code)
+    rewrite.before(begins[0], f"if {step} % {EVERY}:\n    return\n")
+    return Change(
+        code.path,
+        rewrite.text(),
+        f"Report every {EVERY} steps",
+        (
+            f"{function.name} ({code.path}:{function.lineno}) is called in each pass of the training loop in line "
+            f"{spot.loop.lineno} of {spot.code.path}, and is given the step as `{step}`",
+            "it only reports: it gives nothing back and keeps nothing",
+        ),
+        (f"what was reported in each step is reported in one of {EVERY}",),
+    )
 
 
 def _seldom(sources: Sources, spot: Spot) -> Change | Refusal:
@@ -99,12 +137,16 @@ def _seldom(sources: Sources, spot: Spot) -> Change | Refusal:
             return Refusal(f"it runs under `{code.source(test)}`, which may be seldom already")
     if isinstance(whole, ast.If) and whole.orelse:
         return Refusal("the condition has an else")
-    group = [whole] if isinstance(whole, ast.If) else _neighbours(sources, code, whole)
+    is_whole = isinstance(whole, ast.If) and _only_reports(sources, code, [whole])
+    group = [whole] if is_whole else _neighbours(sources, code, whole)
     if isinstance(group, Refusal):
         return group
+    needed = _needed(code, _assigned(group), group)
+    if needed:
+        return Refusal(f"{', '.join(sorted(needed))} is used elsewhere, or in the next step")
     rewrite = Rewrite(code)
     step = counted(code, loop, rewrite)
-    if isinstance(whole, ast.If):
+    if isinstance(whole, ast.If) and is_whole:
         shown = code.source(whole.test)
         is_or = isinstance(whole.test, ast.BoolOp) and isinstance(whole.test.op, ast.Or)
         if is_or or isinstance(whole.test, ast.IfExp):
@@ -138,7 +180,7 @@ def _whole(sources: Sources, code: Code, statement: ast.stmt, loop: Loop) -> ast
     for one in code.ancestors(statement):
         if one is loop or not isinstance(one, (ast.If, ast.With, ast.For)) or not fits(one):
             break
-        if not _read_elsewhere(code, _assigned([one]), [one]) or _is_reading(code, one):
+        if not _needed(code, _assigned([one]), [one]) or _is_reading(code, one):
             best = one
     return best
 
@@ -273,6 +315,43 @@ def _read_elsewhere(code: Code, given: set[str], group: Sequence[ast.stmt]) -> s
     }
 
 
+def _needed(code: Code, given: set[str], group: Sequence[ast.stmt]) -> set[str]:
+    """Names of `given` that others read, or the group itself in the next step: a sum, or the best of all steps."""
+    return _read_elsewhere(code, given, group) | (given & _carried(group))
+
+
+def _carried(group: Sequence[ast.stmt]) -> set[str]:
+    """Names that are read here before they are given anything: they have it from the step before."""
+    given: set[str] = set()
+    carried: set[str] = set()
+    for name, is_given in (one for statement in group for one in _in_order(statement)):
+        if is_given:
+            given.add(name)
+        elif name not in given:
+            carried.add(name)
+    return carried
+
+
+def _in_order(node: ast.AST) -> Iterator[tuple[str, bool]]:
+    """Names in the order in which they are worked out, and whether they are given something there."""
+    if isinstance(node, ast.Name):
+        yield node.id, not isinstance(node.ctx, ast.Load)
+        return
+    parts = list(ast.iter_child_nodes(node))
+    if isinstance(node, ast.AugAssign):
+        if isinstance(node.target, ast.Name):
+            yield node.target.id, False
+        parts = [node.value, node.target]
+    elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+        parts.sort(key=lambda one: one is not node.value)
+    elif isinstance(node, (ast.For, ast.comprehension)):
+        parts.sort(key=lambda one: one is not node.iter)
+    elif isinstance(node, (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)):
+        parts.sort(key=lambda one: not isinstance(one, ast.comprehension))
+    for one in parts:
+        yield from _in_order(one)
+
+
 def _neighbours(sources: Sources, code: Code, statement: ast.stmt) -> list[ast.stmt] | Refusal:
     """The statement with the reports directly beside it, and with the values that are made for them alone."""
     block = code.block(statement)
@@ -286,7 +365,7 @@ def _neighbours(sources: Sources, code: Code, statement: ast.stmt) -> list[ast.s
         ahead = next((n for n in range(end + 1, len(block)) if not _is_reading(code, block[n])), None)
         if ahead is None or not reports(block[ahead]):
             break
-        if _read_elsewhere(code, _assigned(block[end + 1 : ahead]), block[begin : ahead + 1]):
+        if _needed(code, _assigned(block[end + 1 : ahead]), block[begin : ahead + 1]):
             break
         end = ahead
     while begin:
@@ -296,12 +375,12 @@ def _neighbours(sources: Sources, code: Code, statement: ast.stmt) -> list[ast.s
         ):
             break
         begin -= 1
+    at = block.index(statement)
+    while begin < at and _assigned(block[begin : end + 1]) & _carried(block[begin : end + 1]):
+        begin += 1  # what goes on from step to step is worked out in each, and no more than shown every some steps
     group = block[begin : end + 1]
     if not any(reports(one) for one in group):
         return Refusal("the value is not only reported")
-    elsewhere = _read_elsewhere(code, _assigned(group), group)
-    if elsewhere:
-        return Refusal(f"{', '.join(sorted(elsewhere))} is used elsewhere, too")
     for one in group:
         if isinstance(one, ast.If) and counts(code, one.test):
             return Refusal(f"it runs under `{code.source(one.test)}` already")

@@ -201,7 +201,12 @@ def counter(code: Code, loop: Loop) -> str:
     if isinstance(loop, (ast.For, ast.AsyncFor)):
         call = loop.iter
         if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
-            if call.func.id == "range" and isinstance(loop.target, ast.Name) and not code.is_rank_local(call):
+            # With a stride a remainder of the number may never be 0, or always.
+            is_each = len(call.args) < 3 or constant(call.args[2]) == 1
+            if (
+                call.func.id == "range" and is_each and isinstance(loop.target, ast.Name)
+                and not code.is_rank_local(call)
+            ):  # fmt: skip
                 return loop.target.id if len(_bound_in(loop.body, loop.target.id)) == 0 else ""
             if call.func.id == "enumerate" and isinstance(loop.target, ast.Tuple) and len(loop.target.elts) == 2:
                 first = loop.target.elts[0]
