@@ -135,6 +135,11 @@ def test_anomaly_mode_is_taken_out_as_a_call_and_as_a_context() -> None:
         ("torch.autograd.set_detect_anomaly(False)", "no line"),
         ("if debug:\n    torch.autograd.set_detect_anomaly(True)", "under the condition `debug`"),
         ("torch.autograd.set_detect_anomaly(True)\nassert torch.is_anomaly_enabled()", "asks whether"),
+        ("if not debug:\n    return\ntorch.autograd.set_detect_anomaly(True)", "under the condition `not debug`"),
+        (
+            "def look():\n    torch.autograd.set_detect_anomaly(True)\nif debug:\n    look()",
+            "under the condition `debug`",
+        ),
         ("guard = torch.autograd.set_detect_anomaly(True)", "uses the result"),
         (
             "torch.autograd.set_detect_anomaly(True)\ntry:\n    loss.backward()\nexcept RuntimeError:\n    skip()",
@@ -226,6 +231,16 @@ def test_a_loader_gets_workers_that_live_on_over_epochs() -> None:
     source = source.replace("batch_size=8", "batch_size=8, num_workers=0")
     found = replace(lead(source, "input_pipeline", "return decode"), share=0.7, cores_per_rank=8.0)
     assert "num_workers=4" in changed("worker processes", source, found)[1][0]
+
+
+def test_a_number_of_workers_that_others_use_too_is_changed_for_the_loader_alone() -> None:
+    source = program(before="NUM = 0", after="test(NUM)").replace("batch_size=8", "batch_size=8, num_workers=NUM")
+    source = source.replace("    NUM = 0\n", "").replace("import gc\n", "import gc\nNUM = 0\n")
+    gone, came = changed("worker processes", source, lead(source, "input_pipeline", "return decode"))
+    assert "num_workers=NUM" in gone[0]
+    assert "num_workers=2" in came[0]
+    source = source.replace("test(NUM)", "")
+    assert changed("worker processes", source, lead(source, "input_pipeline", "return decode"))[1][0] == "NUM = 2"
 
 
 def test_crowded_cores_give_a_loader_workers_only_where_its_data_set_is_named() -> None:
@@ -346,21 +361,6 @@ def test_values_that_are_made_for_a_report_alone_go_with_it() -> None:
     assert "not only reported" in refused("seldom reports", source, lead(source, "host_python", "norm +="))
 
 
-def test_a_loop_without_a_counter_gets_one() -> None:
-    source = program(
-        "print(loss.item())",
-        loop=LOOP.replace("step, (inputs, labels) in enumerate(loader)", "inputs, labels in loader"),
-    )
-    assert changed("seldom reports", source, lead(source, "device_sync", "print("))[1][0] == (
-        "for step, (inputs, labels) in enumerate(loader):"
-    )
-
-
-@pytest.mark.parametrize(
-    ("inside", "at", "reason"),
-    [
-        ("if step % 100 == 0:\n    print(loss.item())", "print(", "already"),
-        ("if loss.item() > 10:\n    print('diverged')", "print(", "seldom already"),
 def test_what_goes_on_from_step_to_step_is_worked_out_in_each_and_shown_every_some_steps() -> None:
     source = program("seen += len(inputs)\nprint(step, seen)", before="seen = 0")
     assert changed("seldom reports", source, lead(source, "host_python", "print(step, seen")) == (
@@ -423,11 +423,30 @@ def test_a_counter_with_a_stride_counts_no_steps() -> None:
     assert came[0] == "for step, at in enumerate(range(1, 999, 2)):"
 
 
+def test_a_loop_without_a_counter_gets_one() -> None:
+    source = program(
+        "print(loss.item())",
+        loop=LOOP.replace("step, (inputs, labels) in enumerate(loader)", "inputs, labels in loader"),
+    )
+    assert changed("seldom reports", source, lead(source, "device_sync", "print("))[1][0] == (
+        "for step, (inputs, labels) in enumerate(loader):"
+    )
+
+
+@pytest.mark.parametrize(
+    ("inside", "at", "reason"),
+    [
+        ("if step % 100 == 0:\n    print(loss.item())", "print(", "already"),
+        ("if loss.item() > 10:\n    print('diverged')", "print(", "seldom already"),
         ("is_time = step % 100 == 0\nif is_time:\n    print(loss.item())", "print(", "already"),
         ("history.append(loss.item())", "append", "more than report"),
         ("value = loss.item()\nif value > 10:\n    break", "loss.item()", "not only reported"),
         ("logger.warning('%s', loss.item())", "warning", "more than report"),
         ("print(next(stream))", "print(", "more than report"),
+        ("if rank == 0:\n    value = loss.item()\nstop(value)", "value =", "not only reported"),
+        ("if rank == 0:\n    value = loss.item()\n    print(value)\nstop(value)", "if rank == 0", "used elsewhere"),
+        ("total += loss.item()\nprint(total)", "total +=", "in the next step"),
+        ("if rank == 0:\n    best = min(best, loss.item())\n    print(best)", "if rank == 0", "in the next step"),
         ("save(step, loss.item())", "save(", "more than report"),
     ],
 )
@@ -443,10 +462,6 @@ def test_sums_and_lists_stay_on_the_device_until_they_are_read() -> None:
         after="return total",
     )
     assert changed("read back later", source, lead(source, "device_sync", "total +=")) == (
-        ("if rank == 0:\n    value = loss.item()\nstop(value)", "value =", "not only reported"),
-        ("if rank == 0:\n    value = loss.item()\n    print(value)\nstop(value)", "if rank == 0", "used elsewhere"),
-        ("total += loss.item()\nprint(total)", "total +=", "in the next step"),
-        ("if rank == 0:\n    best = min(best, loss.item())\n    print(best)", "if rank == 0", "in the next step"),
         ["total += loss.item() * 8"],
         ["total += loss.detach().double() * 8", "total = float(total)", "total = float(total)"],
     )
@@ -499,6 +514,9 @@ def test_a_sum_of_whole_numbers_stays_a_whole_number(begins: str, counted: str, 
         ("if loss.item() > 3:\n    break", "pass", "no tensor is read back into"),
         ("total += loss.item()\nbar.set_postfix(total=total)", "total = 0", "read in each step"),
         ("total += loss.item()", "total = 0\ndef tell():\n    print(total)", "a function inside"),
+        ("total += loss.item()", "total = torch.zeros(1)", "not known for a number"),
+        ("value = loss.item()", "value = None", "not known for a number"),
+        ("total += meter.update(loss.item())", "total = 0.0", "passed on"),
     ],
 )
 def test_a_value_that_the_step_needs_is_read_back_in_it(inside: str, before: str, reason: str) -> None:
@@ -590,6 +608,9 @@ def test_threads_are_shared_out_where_the_repository_sets_them() -> None:
         source = program(before=before)
         found = lead(source, "configuration", "", name, CROWDED)
         assert changed("threads", source, found) == ([before], [expected])
+    source = program(before="NUM = 24\ntorch.set_num_threads(NUM)\nread(NUM)")
+    found = lead(source, "configuration", "", "torch.set_num_threads(24)", CROWDED)
+    assert changed("threads", source, found) == (["torch.set_num_threads(NUM)"], ["torch.set_num_threads(2)"])
     script = "#!/bin/sh\n# OMP_NUM_THREADS=24 was fast\nexport OMP_NUM_THREADS=24\ntorchrun train.py\n"
     found = lead("x", "configuration", "", "OMP_NUM_THREADS=24", CROWDED)
     seen = codemods.propose(Sources({"run.sh": script, "train.py": program()}), found)

@@ -158,6 +158,13 @@ class Code:
             return statement.value
         return None
 
+    def is_shared(self, name: ast.expr) -> bool:
+        """The name is read elsewhere in this file, too: another value for it would be another one there."""
+        return isinstance(name, ast.Name) and any(
+            isinstance(node, ast.Name) and node.id == name.id and node is not name and isinstance(node.ctx, ast.Load)
+            for node in ast.walk(self.tree)
+        )
+
     def named(self, name: str) -> Function | ast.ClassDef | None:
         """The function or class of this name at the top of the file, if there is exactly one and nothing else."""
         bound = bindings(self.tree, name)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 
 from eroica.assist.change import Change, Lead, Refusal
+from eroica.assist.codemods.training import callers
 from eroica.assist.reading import Code, Sources, argument, calls, everywhere, here, is_true
 from eroica.assist.rewriting import Rewrite
 
@@ -35,19 +36,19 @@ def propose(sources: Sources, lead: Lead) -> Change | Refusal:
             f"anomaly detection is asked for in {len(found)} places ({where})" if found
             else "no line of the repository turns anomaly detection on"
         )  # fmt: skip
-    return _without(*found[0])
+    return _without(sources, *found[0])
 
 
-def _without(code: Code, call: ast.Call) -> Change | Refusal:
+def _without(sources: Sources, code: Code, call: ast.Call) -> Change | Refusal:
     where = f"{code.path}:{call.lineno}"
     is_context = code.dotted(call.func).endswith(".detect_anomaly")
     mode = argument(call, None if is_context else 0, "mode")
     if not is_context and not is_true(mode):
         shown = code.source(mode) if mode is not None else "a value that is not seen"
         return Refusal(f"{where} is switched by {shown}; switch it off there")
-    conditions = code.conditions(call)
-    if conditions:
-        return Refusal(f"{where} stands under the condition `{code.source(conditions[0])}`; switch that off instead")
+    condition = _condition(sources, code, call)
+    if condition:
+        return Refusal(f"{where} stands under the condition `{condition}`; switch that off instead")
     if everywhere(code.tree, "is_anomaly_enabled"):
         return Refusal(f"{code.path} asks whether the mode is on")
     statement = code.statement(call)
@@ -76,6 +77,20 @@ def _without(code: Code, call: ast.Call) -> Change | Refusal:
     else:
         return Refusal(f"{where} uses the result of the call")
     return Change(code.path, rewrite.text(), "Take out anomaly detection", because)
+
+
+def _condition(sources: Sources, code: Code, call: ast.Call) -> str:
+    """On what it depends whether the call is made: an `if` around it, around a call of its function, or around a
+    `return` before it; "" if on nothing."""
+    function = code.function(call)
+    tests = [(code, test) for test in code.conditions(call)]
+    for node in here(function.body) if function is not None else ():
+        if isinstance(node, ast.Return) and node.lineno < call.lineno:
+            tests += [(code, test) for test in code.conditions(node)]
+    if function is not None:
+        uses = callers(sources, code, function)
+        tests += [(other, test) for other, use in uses for test in other.conditions(use)]
+    return next((where.source(test) for where, test in tests), "")
 
 
 def _header(statement: ast.stmt) -> list[ast.AST]:

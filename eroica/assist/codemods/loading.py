@@ -82,7 +82,7 @@ def workers(sources: Sources, lead: Lead) -> Change | Refusal:
         return Refusal(f"the collate_fn at {where} is a lambda, which workers cannot be sent")
     rewrite = Rewrite(code)
     num = _number(lead)
-    if value is not None and value is not given and isinstance(value, ast.Constant):
+    if given is not None and value is not given and isinstance(value, ast.Constant) and not code.is_shared(given):
         rewrite.replace(value, str(num))
     else:
         rewrite.set_argument(call, "num_workers", str(num))

@@ -53,6 +53,8 @@ def _later(spot: Spot) -> Change | Refusal:
     if isinstance(statement, ast.AugAssign):
         if not isinstance(statement.target, ast.Name) or not isinstance(statement.op, (ast.Add, ast.Sub)):
             return Refusal("the sum is kept where others may read it")
+        if not all(_is_reckoned(code, read, statement) for read in reads):
+            return Refusal("what is read back is passed on")
         name, suffix, settle = statement.target.id, ".detach().double()", "{0} = float({0})"
         begun = [code.value_bound(b) for b in bindings(code.scope(statement), name) if b is not statement.target]
         if any(whole) and not any(isinstance(constant(one), float) for one in begun):
@@ -95,6 +97,9 @@ def _later(spot: Spot) -> Change | Refusal:
     settled = _settled(code, loop, statement, name)
     if isinstance(settled, Refusal):
         return settled
+    other = None if isinstance(statement, ast.Expr) else _other(code, loop, statement, name)
+    if other is not None:
+        return Refusal(f"{name} is given what is not known for a number in line {other}")
     for read in reads:
         tensor = _read_back(code, read, loop)
         assert tensor is not None
@@ -160,6 +165,59 @@ def _settled(code: Code, loop: Loop, statement: ast.stmt, name: str) -> tuple[li
     if not blocks and not behind:
         return Refusal(f"nobody reads {name}")
     return blocks, behind
+
+
+def _is_reckoned(code: Code, read: ast.expr, statement: ast.stmt) -> bool:
+    """Nothing but arithmetic is done with it: a function that is given a tensor for a number may do anything."""
+    for one in code.ancestors(read):
+        if one is statement:
+            return True
+        if not isinstance(one, (ast.BinOp, ast.UnaryOp)):
+            return False
+    return False
+
+
+def _other(code: Code, loop: Loop, statement: ast.stmt, name: str) -> int | None:
+    """The line in which the name is given what is not known for a number, before the loop or in it: what it holds when
+    the loop is over is made a number, and that may be a tensor that others share, or nothing at all. None = there is
+    none."""
+    is_again = bool(code.loops(loop))
+    for bound in bindings(code.scope(statement), name):
+        line = getattr(bound, "lineno", 0)
+        if code.statement(bound) is statement or (line > (loop.end_lineno or 0) and not is_again):
+            continue
+        given = _given(code, bound)
+        if given is None or not _is_number(code, given, name):
+            return line
+    return None
+
+
+def _given(code: Code, bound: ast.AST) -> ast.expr | None:
+    """What a name is given, also as one of several: `total, count = 0.0, 0`."""
+    statement = code.statement(bound)
+    if isinstance(statement, ast.AugAssign):
+        return statement.target
+    for target in statement.targets if isinstance(statement, ast.Assign) else []:
+        value = statement.value if isinstance(statement, ast.Assign) else None
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+            for one, given in zip(target.elts, value.elts, strict=True):
+                if one is bound:
+                    return given
+    return code.value_bound(bound)
+
+
+_NUMBERS = frozenset({"float", "int", "len", "round", "abs", "sum", "min", "max"})
+
+
+def _is_number(code: Code, given: ast.expr, name: str) -> bool:
+    if isinstance(given, ast.BinOp):
+        return _is_number(code, given.left, name) and _is_number(code, given.right, name)
+    if isinstance(given, ast.Call):
+        return isinstance(given.func, ast.Name) and given.func.id in _NUMBERS
+    if isinstance(given, ast.Name) and given.id == name:
+        return True
+    value = code.value(given)
+    return isinstance(constant(value), (int, float)) or code.dotted(value) in ("math.inf", "math.nan")
 
 
 def _read_back(code: Code, node: ast.expr, loop: Loop) -> ast.expr | None:

@@ -151,6 +151,9 @@ def _behind(sources: Sources, code: Code, call: ast.Call, loop: Loop) -> Change 
         return Refusal(f"the loop in line {loop.lineno} may return while a file is being written")
     if any(name in code.text for name in ("_save_behind", "_finish_saves", "async_save")):
         return Refusal(f"{code.path} saves behind the training already")
+    taken = next((name for name in ("_writer", "_saves", "_Taken") if bindings(code.tree, name)), "")
+    if taken:
+        return Refusal(f"{code.path} has a {taken} of its own")
     outermost = (code.loops(loop) or [loop])[-1]
     for node in here(outermost.body):
         if isinstance(node, ast.Call) and code.dotted(node.func) in (

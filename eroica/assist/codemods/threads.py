@@ -62,7 +62,7 @@ def _calls(sources: Sources, seen: str) -> list[tuple[Code, ast.expr]]:
                 given = argument(node, 0, "nthreads")
                 value = code.value(given) if given is not None else None
                 if value is not None and given is not None and str(constant(value)) == seen:
-                    found.append((code, value))
+                    found.append((code, given if code.is_shared(given) else value))
                 elif isinstance(value, ast.Call) and code.dotted(value.func) in (
                     "os.cpu_count",
                     "multiprocessing.cpu_count",
@@ -87,14 +87,14 @@ def _literals(sources: Sources, seen: str) -> list[tuple[Code, ast.expr]]:
             elif isinstance(node, ast.Call):
                 pairs = [(ast.Constant(k.arg), k.value) for k in node.keywords if k.arg in _VARIABLES]
             for key, value in pairs:
-                given = code.value(value)
+                given = value if code.is_shared(value) else code.value(value)
                 if (
                     isinstance(given, ast.Call)
                     and isinstance(given.func, ast.Name)
                     and given.func.id == "str"
                     and given.args
                 ):
-                    given = code.value(given.args[0])
+                    given = given.args[0] if code.is_shared(given.args[0]) else code.value(given.args[0])
                 if constant(key) in _VARIABLES and str(constant(given)) == seen:
                     found.append((code, given))
     return found
