@@ -808,10 +808,13 @@ def test_saves_written_behind_the_training_are_copies_in_order_and_raise_their_e
         ("torch.save(model, 'a')", "cannot be told"),
         ("torch.save(model.state_dict(), 'a')\ntorch.save(optimizer.state_dict(), 'b')", "2 places"),
         ("torch.save(model.state_dict(), 'a')\nif step > 9:\n    return", "may return|may need"),
+        ("buffer = io.BytesIO()\ntorch.save(model.state_dict(), buffer)", "into memory"),
+        ("torch.save(model.state_dict(), 'a')\nglobal _writer", "a _writer of its own"),
     ],
 )
 def test_a_file_that_is_needed_at_once_is_written_at_once(inside: str, reason: str) -> None:
     source = program(inside)
+    source = source.replace("            global _writer\n", "\n\n_writer = open_board()\n")
     found = lead(source, "checkpoint_io", "" if "2 places" in reason else "torch.save")
     assert re.search(reason, refused("saves behind training", source, found))
 

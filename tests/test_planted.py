@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from eroica.assist import codemods
+from eroica.assist.change import Lead, Place
 from eroica.assist.leads import lead_of
 from eroica.assist.reading import Sources
 from evals.fixes import board, by_hand
@@ -34,6 +35,28 @@ def test_a_near_miss_is_left_alone(one: Planted) -> None:
     row = by_hand(one)
     assert not row["solved"], row["diff"]
     assert "no codemod fits" in row["said"]
+
+
+_OF_THE_HOST = ("unknown", "host_python", "cpu_contention", "device_sync", "checkpoint_io", "gil_contention")
+
+
+def _named(one: Planted, cause: str, path: str, function: str) -> list[codemods.Codemod]:
+    """Codemods that fit where a finding names no more than a function."""
+    sources = Sources({file.name: file.read_text() for file in one.folder.glob("*.py")})
+    lines = sources.text(path).splitlines()
+    line = next(number for number, text in enumerate(lines, 1) if f"def {function}(" in text)
+    seen = codemods.propose(sources, Lead(cause, "all", "aten::sqrt", (Place(path, line, function),)))
+    return [seen[0]] if isinstance(seen, tuple) else []
+
+
+@pytest.mark.parametrize("cause", _OF_THE_HOST)
+def test_where_a_finding_names_the_function_of_the_loop_alone_the_fault_is_found_and_a_near_miss_left(
+    cause: str,
+) -> None:
+    one = next(one for one in planted() if one.name == "statistics_each_step")
+    assert [codemod.name for codemod in _named(one, cause, "fit.py", "fit")] == ["seldom reports"]
+    for near in planted("near_misses"):
+        assert not _named(near, cause, "train.py", "main"), near.name
 
 
 @pytest.mark.parametrize(

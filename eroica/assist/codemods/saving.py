@@ -140,6 +140,8 @@ def _behind(sources: Sources, code: Code, call: ast.Call, loop: Loop) -> Change 
     states = [one for one in call.args if one in asked or _is_copied(code, one)]
     if not states or not all(one in states or _is_value(one) for one in call.args):
         return Refusal(f"what {where} saves cannot be told to be a copy of states")
+    if any(isinstance(made := code.value(one), ast.Call) and called(made) == "BytesIO" for one in call.args):
+        return Refusal(f"{where} saves into memory, and a copy of that would be written")
     if code.function(call) is None:
         return Refusal(f"the loop at {code.path}:{loop.lineno} is in no function")
     block = code.block(statement)
