@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from eroica import cli
+from eroica.assist import forge as forges
+from eroica.errors import UnavailableError, UserError
 from eroica.findings import Diagnosis, FunctionName, to_json
 from evals.llm.forge import listening
 from tests import samples
@@ -227,6 +231,61 @@ def _git_folder() -> str:
     found = shutil.which("git")
     assert found is not None
     return os.path.dirname(found)
+
+
+def test_a_forge_on_this_machine_is_asked_through_no_proxy_and_whatever_it_answers_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = forges.Request(title="t", body="b", head="h", base="main")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with listening() as forge, listening() as stranger:
+        monkeypatch.setenv("http_proxy", stranger.url)
+        at = forges.find("https://github.com/owner/waves", {"GH_TOKEN": "t"}, forge.url)
+        assert forges.open_draft(at, request, tmp_path) == forge.answer["html_url"]
+        assert (len(forge.asked), stranger.asked) == (1, [])
+        for errors in (None, 7, "no", {"message": "no"}, [{"message": None}]):
+            forge.status, forge.answer = 422, {"message": "Validation Failed", "errors": errors}
+            with pytest.raises(UnavailableError, match="422 Validation Failed"):
+                forges.open_draft(at, request, tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as nonsense:
+        thread = threading.Thread(target=_say_nonsense, args=(nonsense,))
+        thread.start()
+        at = replace(at, api=f"http://127.0.0.1:{nonsense.getsockname()[1]}")
+        with pytest.raises(UnavailableError, match="does not answer"):
+            forges.open_draft(at, request, tmp_path)
+        thread.join()
+    with pytest.raises(UserError, match="no address"):
+        forges.find("https://github.com/owner/waves", {"GH_TOKEN": "t"}, "http://[::1")
+
+
+def _say_nonsense(server: socket.socket) -> None:
+    with server.accept()[0] as peer:
+        peer.recv(1 << 16)
+        peer.sendall(b"nonsense\r\n\r\n")
+
+
+def test_a_remote_elsewhere_than_on_github_is_never_taken_for_one_of_github() -> None:
+    environ = {"GH_TOKEN": "t", "PATH": ""}
+    for remote in (
+        "git@git.example:team/waves.git",
+        "https://u:p@git.example/team/waves",
+        "ssh://git@git.example:22/a/b",
+    ):
+        with pytest.raises(UserError, match=r"git\.example .*--api"):
+            forges.find(remote, environ)
+        assert forges.find(remote, environ, "https://git.example/api/v3").api == "https://git.example/api/v3"
+    for remote in ("git@github.com:team/waves.git", "https://github.com/team/waves", "work:team/waves", "/srv/a/b.git"):
+        assert forges.find(remote, environ).api == forges.GITHUB
+
+
+def test_gh_is_told_on_which_host_the_repository_is(tmp_path: Path) -> None:
+    gh = tmp_path / "gh"
+    gh.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/words\n')
+    gh.chmod(0o755)
+    at = forges.find("git@git.example:team/waves.git", {"PATH": str(tmp_path)})
+    forges.open_draft(at, forges.Request(title="t", body="b", head="h", base="main"), tmp_path)
+    assert (tmp_path / "words").read_text().rstrip().endswith("--repo git.example/team/waves")
 
 
 def test_gh_opens_the_draft_where_it_is_installed(

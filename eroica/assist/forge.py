@@ -1,12 +1,14 @@
 """A draft pull request on GitHub, or on what speaks its API: by `gh` where it is installed, else over HTTP.
 
 The branch is there already. A token comes from the environment (GH_TOKEN, GITHUB_TOKEN), is sent to the one address
-that the user named and nowhere else (redirects are not followed), and only over TLS or to this machine. What the forge
+that the user named and nowhere else (redirects are not followed, and a forge of this machine is asked through no
+proxy), and only over TLS or to this machine. What is on another host than GitHub's is never looked for there. What the forge
 answers is data: bounded, and cleaned before it is shown. Used by `fixing`.
 """
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
 import shutil
@@ -29,6 +31,9 @@ MOST_BODY = 60_000
 """Characters; GitHub takes 65,536."""
 _MOST_ANSWER = 1 << 20
 _TIMEOUT_S = 30.0
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_HOST = re.compile(r"^(?:[a-z+]+://)?(?:[^@/]+@)?((?:[\w-]+\.)+[\w-]+)[:/]")
+"""Of a remote. A path has none, nor has an alias of ssh that shows no domain."""
 _SLUG = re.compile(r"[:/]([\w.-]{1,100})/([\w.-]{1,100}?)(?:\.git)?/?$")
 
 
@@ -44,6 +49,8 @@ class Forge:
     name: str
     gh: str = ""
     """Path of `gh`; "" = use the API."""
+    host: str = ""
+    """Of the repository, for `gh`; "" = GitHub's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,16 +77,23 @@ def find(remote_url: str, environ: Mapping[str, str], api: str = "") -> Forge:
     token = next((environ[name] for name in TOKEN_VARIABLES if environ.get(name)), "")
     gh = shutil.which("gh", path=environ.get("PATH")) if not chosen else None
     url = (chosen or GITHUB).rstrip("/")
-    parts = urllib.parse.urlsplit(url)
+    try:
+        parts = urllib.parse.urlsplit(url)
+    except ValueError:  # half of an IPv6 address
+        parts = urllib.parse.urlsplit("")
     if parts.scheme not in ("https", "http") or not parts.hostname or parts.username is not None:
         raise UserError(f"{escape(url, 200)} is no address of an API; write https://HOST/PATH without a secret in it")
-    if parts.scheme == "http" and parts.hostname not in ("127.0.0.1", "localhost", "::1"):
+    if parts.scheme == "http" and parts.hostname not in _LOOPBACK:
         raise UserError(f"{escape(url, 200)} would carry the token in the clear; use https")
+    found = _HOST.match(remote_url)
+    host = found[1] if found is not None and not re.search(r"(^|\.)github\.com$", found[1]) else ""
+    if host and not gh and not chosen:
+        raise UserError(f"the remote is on {clean(host, 120)} and not on GitHub; name the address of its API by --api")
     if not gh and not token:
         raise UserError(
             f"a pull request needs a token in {' or '.join(TOKEN_VARIABLES)}, or gh installed and logged in"
         )
-    return Forge(api=url, token=token, owner=match[1], name=match[2], gh=gh or "")
+    return Forge(api=url, token=token, owner=match[1], name=match[2], gh=gh or "", host=host)
 
 
 def open_draft(forge: Forge, request: Request, folder: Path) -> str:
@@ -103,7 +117,7 @@ def _by_gh(forge: Forge, request: Request, folder: Path) -> str:
     ]
     try:
         ended = subprocess.run(
-            [forge.gh, *words, "--repo", f"{forge.owner}/{forge.name}"],
+            [forge.gh, *words, "--repo", "/".join(filter(None, (forge.host, forge.owner, forge.name)))],
             cwd=folder,
             input=request.body,
             capture_output=True,
@@ -140,17 +154,20 @@ def _by_api(forge: Forge, request: Request) -> str:
             "X-GitHub-Api-Version": "2022-11-28",
         },
     )
+    handlers: list[urllib.request.BaseHandler] = [_StayHere()]
+    if urllib.parse.urlsplit(forge.api).hostname in _LOOPBACK:
+        handlers.append(urllib.request.ProxyHandler({}))
     try:
-        with urllib.request.build_opener(_StayHere()).open(asked, timeout=_TIMEOUT_S) as answer:
+        with urllib.request.build_opener(*handlers).open(asked, timeout=_TIMEOUT_S) as answer:
             told = _read(answer)
     except urllib.error.HTTPError as error:
         words = _read(error)
-        reasons = [str(words.get("message", ""))] + [
-            str(one.get("message", "")) for one in words.get("errors", []) if isinstance(one, dict)
-        ]
+        errors = words.get("errors")
+        every = [words, *(one for one in (errors if isinstance(errors, list) else []) if isinstance(one, dict))]
+        reasons = [str(one.get("message") or "") for one in every]
         why = "; ".join(filter(None, reasons)) or error.reason
         raise UnavailableError(f"{forge.api} refused the pull request: {error.code} {clean(why, 300)}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise UnavailableError(f"{forge.api} does not answer: {clean(getattr(error, 'reason', error), 200)}") from None
     url = told.get("html_url")
     if not isinstance(url, str):
@@ -161,7 +178,7 @@ def _by_api(forge: Forge, request: Request) -> str:
 def _read(answer: Any) -> dict[str, Any]:
     try:
         told = json.loads(answer.read(_MOST_ANSWER))
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError, http.client.HTTPException):
         return {}
     return told if isinstance(told, dict) else {}
 
