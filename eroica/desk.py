@@ -47,10 +47,14 @@ class Desk:
         try:
             future.result(PATIENCE_S)
         except TimeoutError:
-            if not future.cancel():  # it has just begun
-                future.result(PATIENCE_S)
-            else:
+            if future.cancel():
                 raise UnavailableError("the coordinator is busy; try again in a moment") from None
+            try:
+                future.result(PATIENCE_S)  # it has begun
+            except TimeoutError:
+                if future.done():
+                    raise  # its own
+                raise UnavailableError("the coordinator is busy with what was asked; look again later") from None
         except CancelledError:
             raise UnavailableError("the coordinator is ending") from None
         return result[0]

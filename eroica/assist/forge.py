@@ -2,8 +2,8 @@
 
 The branch is there already. A token comes from the environment (GH_TOKEN, GITHUB_TOKEN), is sent to the one address
 that the user named and nowhere else (redirects are not followed, and a forge of this machine is asked through no
-proxy), and only over TLS or to this machine. What is on another host than GitHub's is never looked for there. What the forge
-answers is data: bounded, and cleaned before it is shown. Used by `fixing`.
+proxy), and only over TLS or to this machine. What is on another host than GitHub's is never looked for there. What the
+forge answers is data: bounded, and cleaned before it is shown. Used by `fixing`.
 """
 
 from __future__ import annotations
