@@ -121,7 +121,7 @@ def _add_profiling(server: MCPServer, reader: Reader, setup: Setup) -> None:
         may_act()
         if windows is None:
             raise ToolError(NO_COORDINATOR)
-        if action != "start" or windows.is_under_way(job):
+        if action != "start" or await reader.run(windows.is_under_way, job):
             return Confirmation(go_ahead=True)
         return confirmed(ctx, f"Capture all ranks of {clean(job, 80)} now? It costs the job a few per cent meanwhile.")
 

@@ -137,19 +137,39 @@ class Windows:
         self._ids: dict[str, str] = {}
 
     def is_under_way(self, job: str) -> bool:
-        """A window was asked for, and is not over as far as is known."""
+        """A window was asked for and is not over, which is looked up: nobody may have asked how it ended. Raises
+        EroicaError."""
         with self._lock:
-            return job in self._keys
+            if job not in self._keys:
+                return False
+            if job not in self._ids:
+                return True  # its answer was lost
+        try:
+            window = self.look(job)
+        except UserError:  # nobody knows of it any more
+            with self._lock:
+                self._keys.pop(job, None)
+            return False
+        return window is not None and not window.is_over
 
     def start(self, job: str) -> Window:
         """Have all ranks captured now: the window that is under way, or a new one. Raises EroicaError."""
         with self._lock:
-            key = self._keys.setdefault(job, secrets.token_hex(8))
-        window = self._client.start_window(job, key)
-        if window.is_over:  # of the request before; this one is another
-            with self._lock:
+            key = self._keys.get(job)
+            if key is None:
                 key = self._keys[job] = secrets.token_hex(8)
+                self._ids.pop(job, None)
+        try:
             window = self._client.start_window(job, key)
+            if window.is_over:  # of the request before; this one is another
+                with self._lock:
+                    key = self._keys[job] = secrets.token_hex(8)
+                    self._ids.pop(job, None)
+                window = self._client.start_window(job, key)
+        except UserError:  # it was refused, and nothing is under way
+            with self._lock:
+                self._keys.pop(job, None)
+            raise
         self._keep(job, window)
         return window
 

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from mcp import Client
-from mcp.types import CallToolResult
+from mcp.client import ClientRequestContext
+from mcp.types import CallToolResult, ElicitRequestParams, ElicitResult
 
 from eroica.errors import DataError
 from eroica.findings import detail_to_json
@@ -104,6 +105,26 @@ def test_asking_again_gives_the_window_that_is_under_way_and_it_can_be_left(site
         assert other["window"] != windows[0]["window"]
 
     ask(_setup(site), question)
+
+
+def test_each_window_is_asked_about_also_where_nobody_looked_how_the_last_one_ended(site: Site) -> None:
+    questions: list[str] = []
+
+    async def elicit(context: ClientRequestContext, params: ElicitRequestParams) -> ElicitResult:
+        questions.append(params.message)
+        return ElicitResult(action="accept", content={"go_ahead": True})
+
+    async def question(client: Client) -> None:
+        refused = await client.call_tool("trigger_profile", {"job": "tides"})
+        assert refused.is_error
+        await client.call_tool("trigger_profile", {"job": "tides"})
+        first = await _record(client, "trigger_profile", job=JOB)
+        site.wait(lambda: site.client().window(JOB, first["window"]).is_over, "a window")
+        second = await _record(client, "trigger_profile", job=JOB)
+        assert second["window"] != first["window"]
+
+    ask(_setup(site), question, elicitation_callback=elicit)
+    assert [JOB in text for text in questions] == [False, False, True, True]
 
 
 def test_a_token_that_may_only_read_starts_nothing(site: Site) -> None:
