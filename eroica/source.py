@@ -32,11 +32,18 @@ class Line:
     """Locks taken further up in this function and not yet given back: name, line."""
 
 
+def lines_of(text: str) -> list[str]:
+    """The lines of a program as Python numbers them: a form feed or a strange separator ends none, as it does for
+    `splitlines`."""
+    lines = re.split(r"\r\n|\r|\n", text)
+    return lines if lines[-1] else lines[:-1]
+
+
 class Source:
     """One file, parsed once."""
 
     def __init__(self, text: str) -> None:
-        self._lines = text.splitlines()
+        self._lines = lines_of(text)
         self._tree: ast.Module | None = None
         if len(text) <= _MOST_CHARS:
             try:

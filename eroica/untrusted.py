@@ -47,8 +47,13 @@ _ASSIGNED = re.compile(
     rf"(?i)((?:(?<![a-z0-9])|(?<=_)){_SECRET_NAME}[\"']?\s*(?:=|:(?!\d+\b)|\s(?=[\"']))\s*)(\"[^\"]*\"|'[^']*'|[^\s,;&)}}\]\"']+)"
 )
 _LITERAL = re.compile(
-    rf"(?i)((?:(?<![a-z0-9])|(?<=_)){_SECRET_NAME}[\"']?\]?\s*[=:]\s*)[frbu]{{0,2}}(?:\"[^\"]+\"|'[^']+')"
+    rf"(?i)((?:(?<![a-z0-9])|(?<=_)){_SECRET_NAME}[\"']?\]?(?:\s*:\s*[a-z_][\w.|\[\], ]{{0,80}})?\s*[=:]\s*)"
+    r"[frbu]{0,2}(?:\"[^\"]+\"|'[^']+')"
 )
+_KEY_BEGINS = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?!.*-----END)")
+_KEY_GOES_ON = re.compile(r"[A-Za-z0-9+/=]*|(?:Proc-Type|DEK-Info):.{0,80}")
+MOST_KEY_LINES = 120
+"""Of a private key; one of 8,192 bits has some hundred."""
 _COUNT = re.compile(r"[\"']?\d{1,7}[\"']?$")
 
 
@@ -115,6 +120,22 @@ def clean_code(line: str, limit: int = 240) -> str:
     code, mark, comment = text.partition("#")  # one in a text between quotes costs no more than a redaction too many
     text = code + mark + redact(comment)
     return _shortened(_INVISIBLE.sub(_escaped, text), limit)
+
+
+def clean_source(lines: Sequence[str], first: int, last: int, limit: int = 240) -> list[str]:
+    """Lines `first` to `last`, from 1, of a file, each as `clean_code`. Of a private key that begins in or above them
+    no line is shown."""
+    shown: list[str] = []
+    left = 0
+    for line in lines[max(0, first - 1 - MOST_KEY_LINES) : last]:
+        bare = line[:_SCAN_CHARS].strip(" \t\"'+,()#").removesuffix("\\n")
+        is_end = "-----END" in bare
+        is_key = left > 0 and (is_end or _KEY_GOES_ON.fullmatch(bare) is not None)
+        left = left - 1 if is_key and not is_end else 0
+        if not is_key and _KEY_BEGINS.search(line[:_SCAN_CHARS]):
+            left = MOST_KEY_LINES
+        shown.append(REDACTED if is_key else clean_code(line, limit))
+    return shown[max(0, len(shown) - max(0, last - first + 1)) :]
 
 
 def clean_values(values: Mapping[str, object], limit: int = 200, most: int = 60) -> dict[str, str]:

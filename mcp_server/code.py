@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from eroica.errors import UserError
-from eroica.untrusted import clean, clean_code
+from eroica.source import lines_of
+from eroica.untrusted import clean, clean_source
 
 SUFFIXES = frozenset((".py", ".pyx", ".pxd", ".cu", ".cuh", ".cpp", ".cc", ".cxx", ".c", ".h", ".hpp"))
 MAX_FILE_BYTES = 2 << 20
@@ -65,7 +66,7 @@ def excerpt(location: str, roots: Sequence[Path], around: int = 12) -> Excerpt:
         raise UserError(f"{shown} cannot be read ({error.strerror or error})") from None
     if len(data) > MAX_FILE_BYTES:
         raise UserError(f"{shown} has more than {MAX_FILE_BYTES >> 20} MB; nobody wrote that by hand")
-    lines = data.decode("utf-8", "replace").splitlines()
+    lines = lines_of(data.decode("utf-8", "replace"))
     if not 1 <= line <= len(lines):
         raise UserError(f"{shown}: the file has {len(lines)} lines now; it has changed since the job ran")
     around = max(0, min(around, MOST_AROUND))
@@ -75,7 +76,7 @@ def excerpt(location: str, roots: Sequence[Path], around: int = 12) -> Excerpt:
         file=clean(file, 300),
         line=line,
         first=first,
-        lines=tuple(clean_code(text, 240) for text in lines[first - 1 : last]),
+        lines=tuple(clean_source(lines, first, last)),
         note=note,
     )
 

@@ -885,6 +885,12 @@ def test_line_ends_tabs_and_odd_characters_stay_as_they_are() -> None:
         assert isinstance(seen, Change)
         kept = [line for line in odd.splitlines(keepends=True) if "anomaly" not in line]
         assert seen.after == "".join(kept)
+    paged = program("x = 1\nif rank == 0:\n    print(loss.item())").replace("class Clips", "\f\nclass Clips")
+    line = next(n for n, text in enumerate(paged.split("\n"), 1) if "print(" in text)
+    found = Lead("host_python", "rank", "", (Place("train.py", line, ""),))
+    seen = outcome("seldom reports", paged, found)
+    assert isinstance(seen, Change)
+    assert seen.after == paged.replace("if rank == 0:", "if rank == 0 and step % 50 == 0:")
 
 
 _STATEMENTS = st.sampled_from(

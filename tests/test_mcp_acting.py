@@ -188,6 +188,8 @@ def test_source_is_shown_only_of_code_below_allowed_folders(tmp_path: Path) -> N
     os.mkfifo(project / "train" / "pipe.py")
     roots = (project,)
     assert excerpt("train/data.py:2", roots).lines == ("a", "b", "c")
+    (project / "train" / "paged.py").write_text("a\n\f\nb = '\u2028'\nc\n")
+    assert excerpt("train/paged.py:4", roots, 0).lines == ("c",)
     assert excerpt(f"{project}/train/data.py:2", roots).note == ""
     found = excerpt("/workspace/other/train/data.py:2", roots)
     assert found.file == str(project / "train" / "data.py")

@@ -159,6 +159,7 @@ def test_the_lines_of_a_stack_tell_which_lock_is_wanted_and_which_are_held(
 
 def test_a_line_in_a_handler_is_told_from_one_in_a_clean_up() -> None:
     code = "try:\n    a()\nexcept ValueError:\n    b()\nfinally:\n    if x:\n        c()\nd()\n"
+    assert Source("# a page\n\f\nx = '\u2028'\nwork()\r\n").line(4).text == "work()"
     assert [Source(code).line(number).block for number in (2, 4, 7, 8, 99)] == ["", "except", "finally", "", ""]
 
 

@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eroica.untrusted import REDACTED, clean, clean_code, clean_values, fence, is_secret_name, redact
+from eroica.untrusted import (
+    REDACTED,
+    clean,
+    clean_code,
+    clean_source,
+    clean_values,
+    fence,
+    is_secret_name,
+    redact,
+)
 
 # Put together here, so that no scanner of this repository takes them for real ones.
 SECRETS = [
@@ -114,9 +123,34 @@ def test_no_line_can_close_the_fence_around_it(lines: list[str]) -> None:
     [
         ("token = batch[0]", "token = batch[0]"),
         ('API_KEY = "abc"', "API_KEY = [redacted]"),
+        ('    api_key: str = "abc"', "    api_key: str = [redacted]"),
+        (
+            "def login(password: str | None = 'hunter2', wait=3):",
+            "def login(password: str | None = [redacted], wait=3):",
+        ),
+        ("token: torch.Tensor = batch[0]", "token: torch.Tensor = batch[0]"),
         ("x = 1  # password=hunter2 for now", "x = 1  # password=[redacted] for now"),
         ("\tx = 1", "    x = 1"),
     ],
 )
 def test_a_line_of_source_loses_its_secrets_and_nothing_else(line: str, shown: str) -> None:
     assert clean_code(line) == shown
+
+
+def test_no_line_of_a_private_key_is_shown_wherever_the_lines_begin() -> None:
+    marks = "-----BEGIN RSA PRIVATE KEY-----", "-----END RSA PRIVATE KEY-----"
+    body = ["MIIEowIBAAKCAQEAx7", "Zk3v9aQ+/bC=="]
+    lines = ["import os", f'KEY = """{marks[0]}', "Proc-Type: 4,ENCRYPTED", "", *body, f'{marks[1]}"""', "x = 1"]
+    for first in range(1, 9):
+        shown = clean_source(lines, first, 8)
+        assert len(shown) == 9 - first
+        assert shown[-1] == "x = 1"
+        assert not any(part in "".join(shown) for part in body)
+    joined = [
+        f'KEY = ("{marks[0]}\\n"',
+        f'    "{body[0]}\\n"',
+        f'    "{marks[1]}")',
+        'find = "-----BEGIN PRIVATE KEY-----"',
+    ]
+    assert not any(body[0] in line for line in clean_source([*joined, "y = loss + 1"], 1, 5))
+    assert clean_source([*joined, "y = loss + 1"], 1, 5)[-1] == "y = loss + 1"

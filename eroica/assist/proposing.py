@@ -25,8 +25,9 @@ from eroica.assist.endpoints import Endpoint, reached
 from eroica.assist.reading import is_test
 from eroica.errors import DataError, UserError
 from eroica.findings import Diagnosis, Finding
+from eroica.source import lines_of
 from eroica.templates import render
-from eroica.untrusted import clean, clean_code, fence
+from eroica.untrusted import clean, clean_source, fence
 from eroica.wording import cause_name
 
 MOST_ROUNDS = 3
@@ -105,12 +106,12 @@ def request(
 
 
 def _shown(path: str, text: str, lead: Lead) -> str:
-    lines = text.splitlines()
+    lines = lines_of(text)
     first = 0
     if len(lines) > MOST_FILE_LINES:
         at = next(place.line for place in lead.places if place.path == path)
         first = max(0, min(at - MOST_FILE_LINES // 2, len(lines) - MOST_FILE_LINES))
-    shown = [clean_code(line, 400) for line in lines[first : first + MOST_FILE_LINES]]
+    shown = clean_source(lines, first + 1, min(first + MOST_FILE_LINES, len(lines)), 400)
     note = f", lines {first + 1} to {first + len(shown)} of {len(lines)}" if len(shown) < len(lines) else ""
     return fence([f"file: {clean(path, 300)}{note}", *shown], "CODE")
 

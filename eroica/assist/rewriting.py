@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from eroica.assist.reading import Code
 from eroica.errors import UnavailableError
+from eroica.source import lines_of
 
 if TYPE_CHECKING:
     import libcst as cst
@@ -216,7 +217,7 @@ class Rewrite:
 
     def _span(self, node: ast.expr) -> tuple[int, int, int, int]:
         """Where it stands: ast counts bytes in a line, libcst characters."""
-        lines = self._code.text.splitlines(keepends=True)
+        lines = lines_of(self._code.text)
 
         def column(line: int, offset: int) -> int:
             return len(lines[line - 1].encode()[:offset].decode(errors="replace"))
