@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -33,6 +34,8 @@ _ENVELOPE_BYTES = 200
 """What the protocol puts around a result, such as who we are."""
 _SHORT = 40
 """Characters that any string may keep."""
+_PLAIN_CALL = re.compile(r"\w+\((?:\w+=(?:'[\w.,:/@+-]{0,200}'|\d+)(?:, )?)*\)(?: in some seconds)?")
+"""What a suggested call may look like: it stands outside of the fence, and ids and names in it come from a job."""
 _SPARE_BYTES = 160
 """For what is said about the cut, which is known only afterwards."""
 
@@ -126,7 +129,7 @@ def _mark(question: str) -> str:
 def fitted(answer: Answer, tokens: int = DEFAULT_TOKENS, page: Page | None = None) -> CallToolResult:
     """The answer as a tool's result, cut to `tokens`."""
     most = int(tokens * BYTES_PER_TOKEN) - _ENVELOPE_BYTES
-    kept = answer.model_copy(update={"next": list(answer.next[:4])})
+    kept = answer.model_copy(update={"next": [call for call in answer.next if _PLAIN_CALL.fullmatch(call)][:4]})
     counts = {name: len(getattr(answer, name)) for name in answer.cut_order}
     for name in answer.cut_order:  # so that cutting does not reach the answer that was given
         setattr(kept, name, list(getattr(answer, name)))

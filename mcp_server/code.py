@@ -23,6 +23,7 @@ from eroica.untrusted import clean, clean_source
 
 SUFFIXES = frozenset((".py", ".pyx", ".pxd", ".cu", ".cuh", ".cpp", ".cc", ".cxx", ".c", ".h", ".hpp"))
 MAX_FILE_BYTES = 2 << 20
+_PLAIN = re.compile(r"[\w./:+@~-]{1,400}")
 _PACKAGES = ("site-packages", "dist-packages")
 MOST_AROUND = 60
 """Lines on each side."""
@@ -50,7 +51,8 @@ def excerpt(location: str, roots: Sequence[Path], around: int = 12) -> Excerpt:
     """The lines around a "path:line" of a diagnosis. Raises UserError in one sentence if they may not or cannot be
     shown."""
     path, line = _split(location)
-    shown = clean(location, 200)
+    # A message stands in no fence: what is no plain path is not told there.
+    shown = clean(location, 200) if _PLAIN.fullmatch(location) else "what the finding names"
     if PurePosixPath(path).suffix not in SUFFIXES:
         raise UserError(f"{shown} is no source file that is shown; those end in {', '.join(sorted(SUFFIXES))}")
     if not roots:
@@ -72,7 +74,7 @@ def excerpt(location: str, roots: Sequence[Path], around: int = 12) -> Excerpt:
     around = max(0, min(around, MOST_AROUND))
     first, last = max(1, line - around), min(len(lines), line + around)
     return Excerpt(
-        named=shown,
+        named=clean(location, 200),
         file=clean(file, 300),
         line=line,
         first=first,
@@ -84,7 +86,7 @@ def excerpt(location: str, roots: Sequence[Path], around: int = 12) -> Excerpt:
 def _split(location: str) -> tuple[str, int]:
     match = re.fullmatch(r"(.{1,1000}):(\d{1,7})", location)
     if match is None or "\0" in location:
-        raise UserError(f"{clean(location, 200)!r} names no line of a file")
+        raise UserError("the place of the finding is no line of a file")
     return match[1], int(match[2])
 
 

@@ -283,12 +283,12 @@ class FindingAnswer(Answer):
 def explanation(of: Diagnosis, one: Finding, detail: Detail | None) -> FindingAnswer:
     """All that a finding rests on."""
     id, name = clean(identity(of), 40), clean(one.id, 20)
-    lost = [key for key in one.evidence if key not in of.evidence]
+    lost = sum(key not in of.evidence for key in one.evidence)
     following = [f"get_source(id='{id}', finding='{name}')"] if place_of(one) else []
     if detail is not None:
         following.append(f"compare_workers(id='{id}', ranks='{wording.fold(clean(one.ranks, 10_000), 40)}')")
     return FindingAnswer(
-        note=f"Evidence {', '.join(clean(key, 8) for key in lost[:8])} is not in this diagnosis." if lost else "",
+        note=f"{lost} of its evidence ids {'are' if lost > 1 else 'is'} not in this diagnosis." if lost else "",
         id=id,
         finding=name,
         cause=clean(one.cause, 40),
@@ -310,8 +310,9 @@ def find(of: Diagnosis, name: str) -> Finding:
     for one in of.findings:
         if one.id == name:
             return one
-    known = ", ".join(clean(one.id, 20) for one in of.findings[:20]) or "none: nothing was found"
-    raise ToolError(f"no finding {clean(name, 40)!r} in {clean(identity(of), 40)}; it has {known}")
+    plain = [one.id for one in of.findings[:20] if _FINDING.fullmatch(one.id)]
+    known = ", ".join(plain) or ("others" if of.findings else "none: nothing was found")
+    raise ToolError(f"no finding {clean(name, 40)!r} in this diagnosis; it has {known}")
 
 
 def place_of(one: Finding) -> str:
@@ -536,6 +537,8 @@ class Stacks(Answer):
 
 
 _ID = re.compile(r"[0-9a-f]{12}")
+_FINDING = re.compile(r"F\d{1,4}")
+"""As we number them. A message stands in no fence, so that no other is told there."""
 _MERGED = re.compile(r"([\d,-]+): (.*)", re.S)
 
 
