@@ -49,6 +49,18 @@ def _named(one: Planted, cause: str, path: str, function: str) -> list[codemods.
     return [seen[0]] if isinstance(seen, tuple) else []
 
 
+def test_a_save_that_the_ranks_have_noted_is_found_without_a_line_and_no_other_cause_leads_to_it() -> None:
+    one = next(one for one in planted() if one.name == "saves_in_the_loop")
+    sources = Sources({file.name: file.read_text() for file in one.folder.glob("*.py")})
+    seen = codemods.propose(sources, Lead("checkpoint_io", "rank", ""))
+    assert isinstance(seen, tuple)
+    assert (seen[0].name, seen[1].path) == ("saves behind training", "pretrain.py")
+    direct = sources.text("pretrain.py").replace("save_checkpoint(folder, step,", "torch.save(model.state_dict(), folder) #")
+    for cause in ("unknown", "host_python", "cpu_contention"):
+        assert isinstance(codemods.propose(sources, Lead(cause, "all", "")), list)
+        assert isinstance(codemods.propose(Sources({"pretrain.py": direct}), Lead(cause, "all", "")), list)
+
+
 @pytest.mark.parametrize("cause", _OF_THE_HOST)
 def test_where_a_finding_names_the_function_of_the_loop_alone_the_fault_is_found_and_a_near_miss_left(
     cause: str,

@@ -67,9 +67,12 @@ def propose(sources: Sources, lead: Lead) -> Change | Refusal:
         near = [*here(spot.statement), *(n for one in spot.named for n in here(one) if spot.inner is spot.code)]
         for call in writers or _saves(spot.code, near):
             found[id(call)] = (spot.code, call, spot.loop)
-    if not found:
+    if not found and lead.cause == "checkpoint_io":
+        # What the ranks' own records tell names no line. Of another cause without one, no save is to blame.
         for code, loop in training_loops(sources):
-            for call in _saves(code, list(here(loop.body))):
+            nodes = list(here(loop.body))
+            calls = [n for n in nodes if isinstance(n, ast.Call) and _is_writer(sources, code, n)]
+            for call in (*_saves(code, nodes), *calls):
                 found[id(call)] = (code, call, loop)
     if len(found) != 1:
         where = ", ".join(f"{code.path}:{call.lineno}" for code, call, _ in found.values())
