@@ -29,7 +29,7 @@ from eroica.assist import describing, forge
 from eroica.assist.fixing import Plan, PullRequest, fix
 from eroica.assist.measuring import is_faster
 from eroica.assist.repository import Repository, end_group, environment_of
-from eroica.errors import EroicaError
+from eroica.errors import DataError, EroicaError
 from eroica.findings import Diagnosis, from_json
 from evals.llm.forge import listening
 from evals.llm.planted import Planted, planted
@@ -136,20 +136,21 @@ def _diagnoses(one: Planted, here: Path, out: Path) -> list[Diagnosis]:
     try:
         until = time.monotonic() + DIAGNOSE_S
         while process.poll() is None and time.monotonic() < until:
-            if one.is_hang and any(told.kind == "hang" for told in _read(out)):
+            if one.is_hang and any(told.kind == "hang" for told in diagnoses_in(out)):
                 break
             time.sleep(0.5)
     finally:
         end_group(process)
-    return sorted(_read(out), key=lambda told: (told.kind in ("healthy", "no_data", "recovered"), told.created))
+    return sorted(diagnoses_in(out), key=lambda told: (told.kind in ("healthy", "no_data", "recovered"), told.created))
 
 
-def _read(out: Path) -> list[Diagnosis]:
+def diagnoses_in(out: Path) -> list[Diagnosis]:
+    """Those that a run has written so far; what is no diagnosis, or not yet whole, is passed over."""
     found = []
     for file in out.glob("diagnosis-*.json"):
         try:
             found.append(from_json(json.loads(file.read_text())))
-        except ValueError:
+        except (OSError, ValueError, DataError):
             continue
     return found
 

@@ -11,7 +11,8 @@ from eroica.assist import codemods
 from eroica.assist.change import Lead, Place
 from eroica.assist.leads import lead_of
 from eroica.assist.reading import Sources
-from evals.fixes import board, by_hand
+from eroica.assist.repository import Repository
+from evals.fixes import board, by_hand, diagnoses_in
 from evals.llm.planted import Planted, planted
 
 UNSOLVED = {
@@ -125,3 +126,9 @@ def test_the_board_counts_the_newest_result_of_each_repository(tmp_path: Path) -
     told = board(tmp_path / "r.jsonl")
     assert "| a | x / y | nothing | none | no |  | 0 | yes |" in told
     assert "Solved: 1 of 12; run: 1." in told
+def test_a_file_that_is_no_diagnosis_ends_no_campaign(tmp_path: Path) -> None:
+    for number, text in enumerate(("{", "[]", '{"schema": "eroica.diagnosis/9"}', '{"schema": "eroica.diagnosis/1"}')):
+        (tmp_path / f"diagnosis-{number}.json").write_text(text)
+    assert diagnoses_in(tmp_path) == []
+
+
