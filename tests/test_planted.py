@@ -9,6 +9,7 @@ import pytest
 
 from eroica.assist import codemods
 from eroica.assist.change import Lead, Place
+from eroica.assist.fixing import Plan, fix
 from eroica.assist.leads import lead_of
 from eroica.assist.reading import Sources
 from eroica.assist.repository import Repository
@@ -50,13 +51,29 @@ def _named(one: Planted, cause: str, path: str, function: str) -> list[codemods.
     return [seen[0]] if isinstance(seen, tuple) else []
 
 
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [("starts_workers_each_epoch", "mean"), ("collects_a_big_heap", "mean"), ("logs_each_step", "median")],
+)
+def test_what_costs_now_and_then_is_measured_by_the_mean_whatever_the_finding_says(
+    name: str, word: str, tmp_path: Path
+) -> None:
+    one = next(one for one in planted() if one.name == name)
+    diagnosis = one.diagnosis()
+    diagnosis = replace(diagnosis, findings=(replace(diagnosis.findings[0], steps="stable"),))
+    fixed = fix(Plan(diagnosis=diagnosis, repository=Repository(one.checkout(tmp_path))), lambda text: None)
+    assert ("median" if fixed.is_stable else "mean") == word
+
+
 def test_a_save_that_the_ranks_have_noted_is_found_without_a_line_and_no_other_cause_leads_to_it() -> None:
     one = next(one for one in planted() if one.name == "saves_in_the_loop")
     sources = Sources({file.name: file.read_text() for file in one.folder.glob("*.py")})
     seen = codemods.propose(sources, Lead("checkpoint_io", "rank", ""))
     assert isinstance(seen, tuple)
     assert (seen[0].name, seen[1].path) == ("saves behind training", "pretrain.py")
-    direct = sources.text("pretrain.py").replace("save_checkpoint(folder, step,", "torch.save(model.state_dict(), folder) #")
+    direct = sources.text("pretrain.py").replace(
+        "save_checkpoint(folder, step,", "torch.save(model.state_dict(), folder) #"
+    )
     for cause in ("unknown", "host_python", "cpu_contention"):
         assert isinstance(codemods.propose(sources, Lead(cause, "all", "")), list)
         assert isinstance(codemods.propose(Sources({"pretrain.py": direct}), Lead(cause, "all", "")), list)
@@ -120,15 +137,15 @@ def test_what_a_function_or_method_hides_is_looked_at_before_a_patch(
     assert any(reason in refusal.reason for _, refusal in seen), seen
 
 
-def test_the_board_counts_the_newest_result_of_each_repository(tmp_path: Path) -> None:
-    row = '{"name": "a", "about": "x | y", "diagnosed": [], "said": "no", "solved": %s}\n'
-    (tmp_path / "r.jsonl").write_text(row % "false" + row % "true")
-    told = board(tmp_path / "r.jsonl")
-    assert "| a | x / y | nothing | none | no |  | 0 | yes |" in told
-    assert "Solved: 1 of 12; run: 1." in told
 def test_a_file_that_is_no_diagnosis_ends_no_campaign(tmp_path: Path) -> None:
     for number, text in enumerate(("{", "[]", '{"schema": "eroica.diagnosis/9"}', '{"schema": "eroica.diagnosis/1"}')):
         (tmp_path / f"diagnosis-{number}.json").write_text(text)
     assert diagnoses_in(tmp_path) == []
 
 
+def test_the_board_counts_the_newest_result_of_each_repository(tmp_path: Path) -> None:
+    row = '{"name": "a", "about": "x | y", "diagnosed": [], "said": "no", "solved": %s}\n'
+    (tmp_path / "r.jsonl").write_text(row % "false" + row % "true")
+    told = board(tmp_path / "r.jsonl")
+    assert "| a | x / y | nothing | none | no |  | 0 | yes |" in told
+    assert "Solved: 1 of 12; run: 1." in told

@@ -84,7 +84,7 @@ def fix(plan: Plan, say: Callable[[str], None]) -> Fixed:
     number = to_json(plan.diagnosis)["id"]
     fixed = Fixed(
         diagnosis=plan.diagnosis, finding=finding, codemod=codemod, change=change, more=tuple(more), branch="", diff="",
-        is_stable=finding is None or finding.steps == "stable",
+        is_stable=(finding is None or finding.steps == "stable") and codemods.is_steady(codemod),
     )  # fmt: skip
     with repository.worktree(f"eroica/{number}-{codemod.replace(' ', '-')}") as tree:
         tree.write(fixed.changes)

@@ -39,6 +39,8 @@ class Codemod:
     propose: Callable[[Sources, Lead], Change | Refusal]
     words: tuple[str, ...] = ()
     """If given, one of these must be in the name of the finding's function or setting: the cause says too little."""
+    is_steady: bool = True
+    """What it saves is saved in each step. Else it comes now and then, and the median iteration shows nothing of it."""
 
 
 def _of(*causes: str) -> frozenset[str]:
@@ -62,16 +64,26 @@ CODEMODS = (
     Codemod("threads", _of("configuration"), threads.propose, ("THREADS", "num_threads")),
     Codemod("unused parameters", _of("configuration"), unused.propose, ("find_unused_parameters",)),
     Codemod("worker processes", _of("input_pipeline", "cpu_contention"), loading.workers),
-    Codemod("persistent workers", _of("input_pipeline"), loading.persistent),
+    Codemod("persistent workers", _of("input_pipeline"), loading.persistent, is_steady=False),
     Codemod("pinned memory", _of("host_device_copy", "device_sync"), loading.pinned),
-    Codemod("aligned collection", _of("host_gc"), collecting.propose),
+    Codemod("aligned collection", _of("host_gc"), collecting.propose, is_steady=False),
     Codemod("no wait for the device", _of("device_sync", "host_python", "unknown"), readback.unsynchronized),
     Codemod("read back later", _of("device_sync", "host_python", "unknown", "cpu_contention"), readback.later),
     Codemod("seldom reports", _of(*_HOST), reports.seldom),
-    Codemod("saves behind training", _of("checkpoint_io", "host_python", "unknown", "cpu_contention"), saving.propose),
+    Codemod(
+        "saves behind training",
+        _of("checkpoint_io", "host_python", "unknown", "cpu_contention"),
+        saving.propose,
+        is_steady=False,
+    ),
     Codemod("collective of all ranks", _of("collective_mismatch", "missing_rank", "deadlock"), divergence.propose),
 )
 """In the order in which they are tried."""
+
+
+def is_steady(name: str) -> bool:
+    """Of the codemod of this name; so is what no codemod made."""
+    return all(one.is_steady for one in CODEMODS if one.name == name)
 
 
 def fitting(lead: Lead) -> list[Codemod]:
