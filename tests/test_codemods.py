@@ -477,6 +477,17 @@ def test_sums_and_lists_stay_on_the_device_until_they_are_read() -> None:
     )
 
 
+def test_what_a_loss_is_divided_by_is_no_tensor() -> None:
+    source = program(
+        "total += float(rounds) * loss.item()",
+        before="rounds = options.rounds\ntotal = 0.0",
+        after="return total",
+        loop=LOOP.replace("loss.backward()", "(loss / rounds).backward()"),
+    )
+    came = changed("read back later", source, lead(source, "device_sync", "total +="))[1]
+    assert came[0] == "total += float(rounds) * loss.detach().double()"
+
+
 @pytest.mark.parametrize(
     ("begins", "counted", "kept", "settled"),
     [

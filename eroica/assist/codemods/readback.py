@@ -238,8 +238,11 @@ _OF_TENSORS = frozenset({"detach", "argmax", "softmax", "log_softmax", "float", 
 def _is_tensor(code: Code, node: ast.expr, loop: Loop, depth: int = 3) -> bool:
     if isinstance(node, ast.Name):
         for one in here(loop.body):
-            is_backward = isinstance(one, ast.Attribute) and one.attr == "backward"
-            if is_backward and node.id in {n.id for n in ast.walk(one) if isinstance(n, ast.Name)}:
+            if not (isinstance(one, ast.Attribute) and one.attr == "backward"):
+                continue
+            divided = [d for d in ast.walk(one) if isinstance(d, ast.BinOp) and isinstance(d.op, ast.Div)]
+            numbers = {n for d in divided for n in ast.walk(d.right)}  # `(loss / rounds).backward()`
+            if any(isinstance(n, ast.Name) and n.id == node.id and n not in numbers for n in ast.walk(one)):
                 return True
         given = [code.value_bound(b) for b in bindings(code.scope(node), node.id)]
         known = [one for one in given if one is not None]
