@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from eroica import ring
 from eroica.access import Pass, as_pass, is_loopback, load_pass
@@ -49,6 +50,8 @@ class Meeting:
         self._say = say
         self._coordinator: subprocess.Popen[bytes] | None = None
         self._asking: subprocess.Popen[str] | None = None
+        self._has_first = False
+        """Rank 0 is one of ours, as far as was known when the store was asked."""
         self._store = ""
 
     @property
@@ -59,11 +62,15 @@ class Meeting:
     def look(self) -> Pass | None:
         """The pass, once it is known. Raises EroicaError where there will be none."""
         if self._asking is None:
-            self._store, has_first = store_of(self._folder)
-            if self._store and (not has_first or self._has_pass()):
-                self._ask(has_first)
+            self._store, self._has_first = store_of(self._folder)
+            if self._store and (not self._has_first or self._has_pass()):
+                self._ask(self._has_first)
             return None
         if self._asking.poll() is None:
+            if not self._has_first and store_of(self._folder)[1]:
+                # Rank 0 came to the store after others of this host: nobody else will leave what we wait for.
+                self._end(self._asking, 0.0)
+                self._asking = None
             return None
         said, problem = self._asking.communicate()
         if self._asking.returncode:
@@ -77,13 +84,19 @@ class Meeting:
     def close(self, wait_s: float = 0.0) -> None:
         """End our processes; the coordinator has `wait_s` to end by itself, when the runs of all hosts have left."""
         for process, grace_s in ((self._asking, 0.0), (self._coordinator, wait_s)):
-            if process is None:
-                continue
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(grace_s)
-            if process.poll() is None:
-                process.terminate()
-                process.wait()
+            if process is not None:
+                self._end(process, grace_s)
+
+    @staticmethod
+    def _end(process: subprocess.Popen[Any], grace_s: float) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(grace_s)
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
 
     def _has_pass(self) -> bool:
         """Whether our coordinator, which is started if need be, can be reached."""

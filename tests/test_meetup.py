@@ -69,6 +69,29 @@ def test_whoever_leaves_a_pass_first_is_the_coordinator_of_all() -> None:
     assert waits.communicate(timeout=60)[0].strip() == "one"
 
 
+@pytest.mark.slow
+def test_the_run_that_has_rank_0_brings_the_coordinator_along_though_another_of_its_ranks_was_first(
+    tmp_path: Path,
+) -> None:
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    said: list[str] = []
+    meeting = Meeting(tmp_path, job="waves", out=tmp_path / "out", environ=os.environ, say=said.append)
+    try:
+        _joined(tmp_path, 1, f"127.0.0.1:{store.port}")
+        assert meeting.look() is None  # asks the store as one that has no pass to leave
+        _joined(tmp_path, 0, f"127.0.0.1:{store.port}")
+        found, until = None, time.monotonic() + 120
+        while found is None and time.monotonic() < until:
+            found = meeting.look()
+            time.sleep(0.05)
+        assert found is not None and found.job == "waves"
+        assert ["it brings the coordinator along" in text for text in said] == [True]
+    finally:
+        meeting.close()
+
+
 @pytest.mark.full
 def test_a_store_that_is_gone_is_said_in_a_sentence(tmp_path: Path) -> None:
     _joined(tmp_path, 2, "127.0.0.1:1")  # nobody listens there
