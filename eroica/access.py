@@ -18,9 +18,10 @@ import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from eroica.errors import UserError
+from eroica.untrusted import clean
 
 VARIABLE = "EROICA_COORDINATOR"
 """A pass, or a URL: nats://NAME:SECRET@HOST:PORT, tls:// off this host."""
@@ -29,7 +30,8 @@ STORE = "store"
 JOB_VARIABLE, CA_VARIABLE = "EROICA_JOB", "EROICA_CA"
 VARIABLES = (VARIABLE, JOB_VARIABLE, CA_VARIABLE)
 ALL_JOBS = "*"
-MOST_BYTES = 64 << 10
+MOST_BYTES = 1 << 20
+"""Of a file with a secret: all certificates that a host trusts, which it may hold, take some 250 kB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +48,12 @@ class Pass:
     """Certificates, PEM, that the server's must be signed by; "": those that this host trusts."""
 
     def __post_init__(self) -> None:
-        if len({urlsplit(url).scheme for url in self.urls}) > 1:
+        if len({_split(url).scheme for url in self.urls}) > 1:
             raise UserError(
                 f"{self.url}: the servers of one bus are either all encrypted or none; write tls:// for all"
             )
         for url in self.urls:
-            parts = urlsplit(url)
+            parts = _split(url)
             if parts.scheme not in ("nats", "tls") or not parts.hostname:
                 raise UserError(f"{url or 'an empty address'} is no address of a bus; write nats://HOST:PORT")
             if parts.scheme == "nats" and not is_loopback(parts.hostname):
@@ -68,6 +70,16 @@ class Pass:
     def save(self, path: Path) -> None:
         """Write it so that nobody but this user reads it, at no moment."""
         write_private(path, json.dumps(asdict(self)))
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        _ = parts.port  # it is looked at when it is asked for
+        return parts
+    except ValueError:
+        where = clean(url.rpartition("@")[2], 100)
+        raise UserError(f"{where} is no address of a bus; write nats://HOST:PORT") from None
 
 
 def write_private(path: Path, text: str, *, is_new: bool = False) -> None:
@@ -126,8 +138,9 @@ def find_pass(environ: Mapping[str, str]) -> Pass | None:
         return load_pass(Path(value))
     bare, user, password = [], "", ""
     for url in value.split(","):
-        parts = urlsplit(url)
-        user, password = unquote(parts.username or user), unquote(parts.password or password)
+        parts = _split(url)
+        user = unquote(parts.username) if parts.username else user
+        password = unquote(parts.password) if parts.password else password
         bare.append(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}")
     ca = ""
     if environ.get(CA_VARIABLE):

@@ -43,13 +43,14 @@ class Client:
 
     def __init__(self, url: str, token: str, ca: str = "", timeout_s: float = TIMEOUT_S) -> None:
         """`ca`: certificates, PEM, that the coordinator's must be signed by; "": those that this host trusts."""
-        parts = urlsplit(url)
+        wrong = UserError(f"{clean(url, 100)} is no address of a coordinator; write https://HOST:PORT")
         try:
+            parts = urlsplit(url)
             port = parts.port
         except ValueError:
-            port = -1
-        if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-            raise UserError(f"{clean(url, 100)} is no address of a coordinator; write https://HOST:PORT")
+            raise wrong from None
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise wrong
         if parts.scheme == "http" and not is_loopback(parts.hostname):
             raise UserError(f"{clean(url, 100)} is not on this host and not encrypted; write https://")
         self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"

@@ -538,6 +538,24 @@ def test_the_environment_names_a_pass_or_holds_a_url_and_no_secret_crosses_a_net
         Listening(host="10.0.0.1")
 
 
+@pytest.mark.parametrize("url", ["nats://[::1", "nats://a:b@[::1:4222", "nats://a:b@\u2100:1", "nats://a:b@localhost:x"])
+def test_an_address_that_is_none_is_refused_in_a_sentence_and_its_secret_is_not_said(url: str) -> None:
+    with pytest.raises(UserError, match="is no address of a bus") as refused:
+        find_pass({"EROICA_COORDINATOR": url})
+    assert "a:b" not in str(refused.value)
+
+
+def test_a_secret_is_read_once_where_the_url_names_several_servers() -> None:
+    found = find_pass({"EROICA_COORDINATOR": "tls://me:a%2541@one:4222,tls://two:4222"})
+    assert found is not None and (found.user, found.password) == ("me", "a%41")
+
+
+def test_a_pass_may_hold_all_certificates_that_a_host_trusts(tmp_path: Path) -> None:
+    bundle = "-----BEGIN CERTIFICATE-----\n" * 10_000  # 280 kB, as /etc/ssl/certs/ca-certificates.crt has
+    Pass(url="tls://one:4222", password="s", ca=bundle).save(tmp_path / "a.pass")
+    assert load_pass(tmp_path / "a.pass").ca == bundle
+
+
 def test_no_name_of_a_job_widens_what_its_agents_may_say() -> None:
     for name in ("a.b", "a>", "*x", "", "a b", "é"):
         with pytest.raises(UserError):

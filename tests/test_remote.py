@@ -86,6 +86,14 @@ def test_what_cannot_be_is_said_in_one_sentence(site: Site, capsys: Capture, tmp
         assert why in said and said.count("\n") == 1 and said.startswith(f"eroica {arguments[0]}: ")
 
 
+@pytest.mark.parametrize("url", ["http://[::1", "http://127.0.0.1:x", "ftp://127.0.0.1"])
+def test_an_address_that_is_none_is_said_in_one_sentence(
+    url: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EROICA_TOKEN", "t")
+    assert "is no address of a coordinator" in printed(capsys, "status", "--api", url, status=1)
+
+
 def test_a_window_that_fails_is_an_error_with_the_reason(site: Site, capsys: Capture) -> None:
     for agent in site.agents:
         agent.is_quiet = True
