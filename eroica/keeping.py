@@ -148,9 +148,14 @@ class Keeper:
                     store.write([record])
                 except (ValueError, DataError) as error:
                     self._news.append(f"the store cannot hold a record ({type(record).__name__}): {error}")
+                self._take_out([record])
+        else:
+            self._take_out(batch)
+
+    def _take_out(self, records: list[Kept]) -> None:
         with self._changed:
             # Whoever puts more may have dropped some of these from the queue meanwhile.
-            written = {id(record) for record in batch}
+            written = {id(record) for record in records}
             while self._waiting and id(self._waiting[0]) in written:
                 self._bytes -= _size(self._waiting.popleft())
             self._changed.notify_all()

@@ -193,7 +193,8 @@ class Store:
         self._engine.dispose()
 
     def write(self, records: Sequence[Kept]) -> None:
-        """Keep all of them, or none. Raises UnavailableError; ValueError for one that the database cannot hold."""
+        """Keep all of them, or none. Raises UnavailableError; DataError or ValueError for one that the database cannot
+        hold."""
         with self._begin() as connection:
             self._lock_others_out(connection)
             taken = [_pattern_row(record) for record in records if isinstance(record, PatternTaken)]
@@ -407,6 +408,8 @@ class Store:
             _cut(connection, t.audits, "number", retention.most_audits)
             known = sa.select(t.incidents.c.id)
             connection.execute(sa.delete(t.confirmations).where(t.confirmations.c.incident.not_in(known)))
+            last = sa.select(sa.func.max(t.confirmations.c.number)).group_by(t.confirmations.c.incident)
+            connection.execute(sa.delete(t.confirmations).where(t.confirmations.c.number.not_in(last)))
             for (job,) in connection.execute(sa.select(t.paces.c.job).distinct()).all():
                 _cut(connection, t.paces, "at_s", retention.most_paces, t.paces.c.job == job)
             self._prune_patterns(connection, retention)
@@ -418,9 +421,10 @@ class Store:
         newest = asked.group_by(*keys).order_by(sa.func.max(table.c.at_s).desc())
         size, of_job = 0, dict[str, int]()
         for row in connection.execute(newest).all():
-            size += row.size
             of_job[row.job] = of_job.get(row.job, 0) + 1
-            if size > retention.most_pattern_bytes or of_job[row.job] > retention.most_pattern_windows:
+            is_of_many = of_job[row.job] > retention.most_pattern_windows
+            size += 0 if is_of_many else row.size
+            if is_of_many or size > retention.most_pattern_bytes:
                 mine = (key == value for key, value in zip(keys, row[:3], strict=True))
                 connection.execute(sa.delete(table).where(*mine))
 
@@ -440,7 +444,7 @@ class Store:
         try:
             yield
         except (BadValue, IntegrityError) as error:
-            raise ValueError(str(error.orig)) from None
+            raise DataError(f"the store {self.name} cannot hold that ({clean(error.orig, 200)})") from None
         except SQLAlchemyError as error:
             reason = str(error.orig if isinstance(error, DBAPIError) else error).strip().partition("\n")[0]
             raise UnavailableError(f"the store {self.name} cannot be {what} ({clean(reason, 200)})") from None

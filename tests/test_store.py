@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -9,7 +10,7 @@ import sqlite3
 import stat
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -28,6 +29,7 @@ from eroica.keeping import Keeper
 from eroica.store import (
     IncidentTold,
     JobSeen,
+    Kept,
     PaceSeen,
     PatternTaken,
     Retention,
@@ -35,6 +37,7 @@ from eroica.store import (
     WindowClosed,
     address_of,
 )
+from eroica.tables import confirmations
 from tests import handmade, samples
 
 DAY = timedelta(days=1)
@@ -243,6 +246,39 @@ def test_what_is_too_old_or_too_much_is_let_go_and_the_newest_stays(store: Store
     assert not store.incidents().incidents and not store.audits()
 
 
+def test_windows_of_a_busy_job_that_are_let_go_leave_those_of_the_others_their_room(store: Store) -> None:
+    store.write(
+        [PatternTaken(job="busy", session="s", number=n, rank=0, summary=bytes(100), at=at(n)) for n in range(1, 10)]
+    )
+    store.write([PatternTaken(job="calm", session="s", number=1, rank=0, summary=bytes(100), at=at(0))])
+    some = Retention(days=1e5, most_pattern_windows=3, most_pattern_bytes=400)
+    store.prune(some, (START + 10 * DAY).timestamp())
+    assert [n for n in range(1, 10) if store.patterns("busy", "s", n)] == [7, 8, 9]
+    assert store.patterns("calm", "s", 1) == {0: bytes(100)}
+
+
+def test_of_what_people_said_of_an_incident_the_last_word_stays(store: Store, where: str) -> None:
+    import sqlalchemy as sa
+
+    store.write([told(SLOW, 0), told(GC, 1)])
+    for incident in store.incidents().incidents:
+        for cause in ("host_gc", "unknown", "checkpoint_io"):
+            store.confirm(incident.id, Confirmation(cause=cause, note="", who="act", at=at(2)))
+    store.prune(FOR_EVER, (START + 3 * DAY).timestamp())
+    said = [incident.confirmed for incident in store.incidents().incidents]
+    assert [one.cause for one in said if one is not None] == ["checkpoint_io"] * 2
+    engine = sa.create_engine(address_of(where))
+    with engine.connect() as connection:
+        assert connection.scalar(sa.select(sa.func.count()).select_from(confirmations)) == 2
+    engine.dispose()
+
+
+def test_a_name_that_the_database_cannot_hold_is_refused_or_finds_nothing(store: Store) -> None:
+    """SQLite compares it; PostgreSQL has no text with a zero byte."""
+    with contextlib.suppress(DataError):
+        assert not store.incidents(job="\x00").incidents
+
+
 def test_text_that_a_database_dislikes_is_kept_as_the_job_wrote_it(store: Store) -> None:
     nasty = "\x00'; DROP TABLE eroica_incidents; --\ud800\x1b[31m\u202e"
     diagnosis, _ = samples.hostile(nasty)
@@ -408,6 +444,30 @@ def test_one_record_that_the_database_cannot_hold_does_not_keep_the_others_out(t
     assert keeper.flush(WAIT_S) and len(keeper.store.incidents().incidents) == 1
     keeper.close()
     assert len(said) == 1 and "JobSeen" in said[0]
+
+
+def test_a_store_that_is_lost_between_records_that_are_written_one_by_one_keeps_none_of_them_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eroica.keeping.RETRY_S", 0.01)
+    path, said, write, calls = tmp_path / "eroica.db", list[str](), Store.write, list[int]()
+
+    def lost_once(store: Store, records: Sequence[Kept]) -> None:
+        calls.append(len(records))
+        if calls == [3, 1, 1, 1]:
+            raise UnavailableError("the store is away")
+        write(store, records)
+
+    monkeypatch.setattr(Store, "write", lost_once)
+    path.mkdir()  # until all three wait
+    keeper = Keeper(str(path), said.append, FOR_EVER)
+    for record in (act(0), JobSeen(job="waves", at="never"), act(1)):
+        keeper.put(record)
+    path.rmdir()
+    assert keeper.flush(WAIT_S)
+    assert [audit.at for audit in keeper.store.audits()] == [at(1), at(0)]
+    keeper.close()
+    assert sum("JobSeen" in text for text in said) == 1
 
 
 @given(victim=st.integers(0, 1023))
