@@ -39,6 +39,8 @@ from eroica.errors import UnavailableError, UserError
 START_S = 10.0
 """For the server to listen: it takes some tens of milliseconds, on a busy host a second."""
 MOST_CONNECTIONS = 65_536
+MOST_LOG_BYTES = 4 << 20
+"""Of the server's log, and as much again of the one before: it has a line, of kilobytes, for each who has no secret."""
 COORDINATOR = "coordinator"
 _PR_SET_PDEATHSIG = 1
 
@@ -185,6 +187,9 @@ class Broker:
             "max_payload": 1 << 20,
             "max_connections": MOST_CONNECTIONS,
             "write_deadline": "10s",
+            "log_file": str(self._log.resolve()),
+            "logfile_size_limit": MOST_LOG_BYTES,
+            "logfile_max_num": 2,
             "authorization": {"timeout": 5, "users": users},
         }
         if listening.certificate is not None:
@@ -199,10 +204,13 @@ class Broker:
         path = self._folder / "nats-server.conf"
         write_private(path, json.dumps(settings, indent=1))  # its format takes JSON
 
+    @property
+    def _log(self) -> Path:
+        return self._folder / "nats-server.log"
+
     def _start(self) -> None:
-        log = self._folder / "nats-server.log"
         try:
-            self._process = self._spawned(log)
+            self._process = self._spawned(self._log)
         except OSError as error:  # no memory, no room, a program that is being replaced: that may pass
             raise UnavailableError(
                 f"nats-server ({self._program}) cannot be started ({error.strerror or error})"
@@ -215,11 +223,12 @@ class Broker:
                 return
             time.sleep(0.01)
         self.close()
-        lines = log.read_text("utf-8", "replace").strip().splitlines()
+        lines = self._log.read_text("utf-8", "replace").strip().splitlines()
         raise UnavailableError(f"nats-server does not listen at {self.url} ({lines[-1] if lines else 'no word'})")
 
     def _spawned(self, log: Path) -> subprocess.Popen[bytes]:
-        with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        # What it says before it has read its configuration goes there, too.
+        with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600), "wb") as file:
             return subprocess.Popen(
                 [self._program, "-c", str(self._folder / "nats-server.conf")],
                 stdin=subprocess.DEVNULL,
@@ -228,6 +237,7 @@ class Broker:
                 preexec_fn=_end_with_parent,
                 # What Ctrl-C sends to our group is not for it: we end it when we are done.
                 start_new_session=True,
+                umask=0o077,
             )
 
     def _is_ours(self) -> bool:

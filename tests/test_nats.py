@@ -6,6 +6,7 @@ import json
 import os
 import select
 import signal
+import socket
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -98,6 +99,23 @@ def test_no_secret_stands_on_the_command_line_or_in_a_file_for_others(tmp_path: 
     assert all(secret in (tmp_path / "bus" / "nats-server.conf").read_text() for secret in secrets)
     assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "bus").iterdir()} == {0o600}
     assert stat.S_IMODE((tmp_path / "bus").stat().st_mode) == 0o700
+
+
+def test_whoever_knocks_without_a_secret_fills_no_disk(
+    tmp_path: Path, opened: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = 64 << 10
+    monkeypatch.setattr("eroica.broker.MOST_LOG_BYTES", most)
+    broker = opened.enter_context(closing(Broker(tmp_path / "bus", Listening(), jobs=("waves",))))
+    address = "127.0.0.1", int(broker.url.rpartition(":")[2])
+    for _ in range(100):
+        with socket.create_connection(address, TIMEOUT_S) as stranger:
+            stranger.recv(4096)
+            stranger.sendall(b'CONNECT {"user": "%s", "pass": "guess"}\r\nPING\r\n' % (b"u" * 3000))
+            assert b"Authorization" in stranger.recv(4096)
+    logs = list((tmp_path / "bus").glob("nats-server.log*"))
+    assert most / 2 < sum(path.stat().st_size for path in logs) < 3 * most
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "bus").iterdir()} == {0o600}
 
 
 def test_passes_stay_good_when_the_coordinator_starts_anew(tmp_path: Path, opened: ExitStack) -> None:
