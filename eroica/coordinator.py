@@ -649,7 +649,9 @@ class Coordinator:
     def _may_pass(self, window: Window) -> bool:
         """No rank had a capture, for reasons that may be over in a moment; nobody waits for this window."""
         answers = set(window.answers.values())
-        is_empty = bool(answers) and answers <= {State.BUSY, State.FAILED} and not window.summaries
+        # Where nobody has answered, agents were held up, or ranks between two steps, for longer than is waited.
+        may_answer = bool(answers) or any(self._lives(rank) and not self._is_missed(rank) for rank in window.ranks)
+        is_empty = may_answer and answers <= {State.BUSY, State.FAILED} and not window.summaries
         return is_empty and window.trigger != "manual" and window.num_failures < self.policy.tries - 1
 
     def _has_missed(self, window: Window) -> bool:

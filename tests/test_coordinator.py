@@ -792,6 +792,24 @@ def test_a_window_in_which_no_rank_could_capture_is_taken_again_later_and_later_
     assert sorted(job.windows[-1].summaries) == [0, 1, 2, 3] and job.windows[-1].trigger == "slowdown"
 
 
+def test_a_window_that_nobody_has_answered_is_taken_again_while_ranks_live() -> None:
+    job = Job()
+    job.stand(50)
+    job.notice()
+    job.pass_time(25)
+    assert missing_note(job.windows[0]) == "ranks 0-3 did not answer" and job.count_of(Prepare) == 1
+    job.pass_time(25)
+    assert job.count_of(Prepare) == 2
+    job.answer(State.PREPARED)
+    job.summarize()
+    assert [sorted(window.summaries) for window in job.windows] == [[], [0, 1, 2, 3]]
+    job.notice()
+    job.pass_time(25)
+    job.stand(60, is_alive=False)
+    job.pass_time(100)
+    assert job.count_of(Prepare) == 3, "nobody is left who could answer"
+
+
 def test_a_slowdown_comes_before_a_window_that_is_only_to_be_taken_again() -> None:
     job = Job(policy=Policy())
     job.stand(50)
