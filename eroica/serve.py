@@ -29,7 +29,7 @@ from eroica.investigation import Incident
 from eroica.nats import NatsCarrier
 from eroica.probe.place import user_folder
 from eroica.probe.workspace import has_living
-from eroica.relay import AgentLink, job_key
+from eroica.relay import AgentLink, Carrier, job_key
 from eroica.topology import Topology
 from eroica.windows import Policy
 
@@ -39,6 +39,9 @@ LAST_WORD_S = 2.0
 """For what agents that leave are to be told, and for another that is about to come."""
 SCAN_S = 2.0
 """Between looks for new jobs on a host."""
+TO_HEAR_S = 600.0
+"""For a coordinator that is away to hear of a job that is over: a service manager has started it again by then, or
+somebody has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +135,7 @@ class HostAgent:
     """Agents for all jobs of this user on this host."""
 
     def __init__(
-        self, carrier: NatsCarrier, environ: Mapping[str, str], say: Callable[[str], None], *, job: str = ""
+        self, carrier: Carrier, environ: Mapping[str, str], say: Callable[[str], None], *, job: str = ""
     ) -> None:
         """`job`: the only one that may be told of; "": each by its own name."""
         self._carrier = carrier
@@ -143,6 +146,8 @@ class HostAgent:
         self._agents: dict[Path, tuple[Agent, AgentLink]] = {}
         self._readers = Readers()
         self._scan_s = -SCAN_S
+        self._over_s: dict[Path, float] = {}
+        """Jobs that are over and not left yet -> since when."""
 
     @property
     def events(self) -> list[int]:
@@ -157,7 +162,7 @@ class HostAgent:
             link.deliver()
         if now_ns / 1e9 - self._scan_s >= SCAN_S:
             self._scan_s = now_ns / 1e9
-            self._scan()
+            self._scan(now_ns / 1e9)
 
     def close(self) -> None:
         """Let go of all."""
@@ -165,7 +170,7 @@ class HostAgent:
             agent.close()
         self._readers.close()
 
-    def _scan(self) -> None:
+    def _scan(self, now_s: float) -> None:
         """Take on jobs that have come, and leave those that are over and told."""
         for folder in sorted(self._user.glob("*/")):
             # A folder run-... has a watcher of its own.
@@ -174,13 +179,18 @@ class HostAgent:
                 if job:
                     self._take_on(folder, job)
         for folder, (agent, link) in list(self._agents.items()):
-            is_over = not agent.is_busy and not agent.has_living and not has_living(folder)
-            if is_over and (link.is_told or not link.is_heard):
-                self._say(f"job {link.job} is over here")
+            if agent.is_busy or agent.has_living or has_living(folder):
+                self._over_s.pop(folder, None)
+                continue
+            # Not within the round in which it is seen: what has just been told may be asked after.
+            over_s = now_s - self._over_s.setdefault(folder, now_s)
+            if over_s > 0 and (link.is_told or over_s >= TO_HEAR_S):
+                lost = "" if link.is_told else "; the coordinator is not heard, and what it has not taken is lost"
+                self._say(f"job {link.job} is over here{lost}")
                 link.leave()
                 agent.close()
                 forget_captures(folder)
-                del self._agents[folder]
+                del self._agents[folder], self._over_s[folder]
 
     def _take_on(self, folder: Path, job: str) -> None:
         link = AgentLink(self._carrier, job=job, host=self._host, clock=time.monotonic_ns, say=self._say)

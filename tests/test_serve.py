@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from eroica.chronicle import Chronicle
+from eroica.coordinator import Policy
+from eroica.coordinators import Coordinators
 from eroica.findings import from_json
+from eroica.investigation import Incident
+from eroica.serve import HostAgent
+from tests.buses import Network
 
 JOB = Path(__file__).with_name("live_job.py")
 TIMEOUT_S = 240
@@ -297,6 +304,59 @@ def test_a_person_profiles_a_job_over_two_hosts_and_is_told_that_it_was_seen_bef
     assert profiled.returncode == 0 and "rank 2" in profiled.stdout.splitlines()[0], profiled
     assert "input pipeline" in profiled.stdout.splitlines()[0] and "seen before: 1 time" in profiled.stdout, profiled
     assert len([line for line in again if "slow: rank 2" in line]) == 2, again
+
+
+_RANK = """
+import socket, sys
+from pathlib import Path
+from eroica.ring import Ring
+ring = Ring.create(Path(sys.argv[1], "0.ring"), rank=0, world_size=1, capacity=64)
+ring.note(host=socket.gethostname(), job="waves")
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_rank_that_dies_while_the_coordinator_is_away_is_told_of_when_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eroica.relay.SILENT_NS", 1_500_000_000)
+    monkeypatch.setattr("eroica.serve.SCAN_S", 0.01)
+    folder = tmp_path / "eroica" / "job-1"
+    folder.mkdir(parents=True)
+    network, told, said = Network(random.Random(1)), list[Incident](), list[str]()
+    coordinators = Coordinators(
+        network.carrier(),
+        Policy(baseline=False, look_again_s=0.01),
+        lambda job, incident: told.append(incident),
+        said.append,
+        Chronicle(None),
+    )
+    agent = HostAgent(network.carrier(), {"XDG_RUNTIME_DIR": str(tmp_path), "EROICA_HOST": "a"}, said.append)
+
+    def rounds(until: Callable[[], bool], what: str) -> None:
+        def turn() -> bool:
+            agent.look()
+            coordinators.look()
+            return until()
+
+        wait_for(turn, what)
+
+    rank = subprocess.Popen(
+        [sys.executable, "-c", _RANK, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with closing(agent), rank:
+        assert rank.stdout is not None and rank.stdout.readline() == "ready\n"
+        rounds(lambda: "waves" in coordinators.jobs and 0 in coordinators.snapshot("waves").standings, "a rank")
+        network.is_cut = True
+        rank.kill()
+        rank.wait()
+        rounds(lambda: not any(coordinators.snapshot("waves").hosts.values()), "silence")
+        assert not told
+        network.is_cut = False
+        rounds(lambda: bool(told), "an incident")
+        rounds(lambda: "job waves is over here" in said, "an end")
+    assert [one.diagnosis.kind for one in told] == ["crash"]
 
 
 def test_a_secret_on_the_command_line_is_wrong_usage() -> None:
