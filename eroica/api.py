@@ -226,7 +226,11 @@ def build(coordinators: Coordinators, desk: Desk, chronicle: Chronicle, is_well:
     def cancel_window(job: JobName, id: WindowId, request: Request) -> Window:
         """Leaves a window that was asked for; 409 if it is over."""
         who = _holder(request).name
-        return desk.call(lambda: coordinators.cancel(job, id, who))
+        try:
+            return desk.call(lambda: coordinators.cancel(job, id, who))
+        except UnknownError:
+            state = window(job, id).state
+            raise RefusedError(f"the window {id} of job {job} is over ({state})") from None
 
     @app.get("/v1/jobs/{job}/pacing")
     def get_pacing(job: JobName) -> Pacing:

@@ -84,7 +84,7 @@ class _Requests:
         """Remember it, and forget some that are over if there are many."""
         self.known[request.window.id] = request
         over = [id for id, other in self.known.items() if other.window.is_over]
-        for id in over[: len(self.known) - MOST_REQUESTS]:
+        for id in over[: max(len(self.known) - MOST_REQUESTS, 0)]:
             del self.known[id]
 
 
@@ -151,6 +151,7 @@ class Coordinators:
                 investigation.finish()
                 self._reception.forget(job)
                 del self.jobs[job], self._seen_s[job]
+                self._left = {(other, host) for other, host in self._left if other != job}
                 self.chronicle.over(job)
                 self.say(f"job {job} is over: no agent of it has been heard for {FORGET_S:.0f} s")
         self._settle()

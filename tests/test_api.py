@@ -164,6 +164,8 @@ def test_a_key_means_the_same_window_to_a_coordinator_that_has_taken_over(site: 
         again = client.start_window(JOB, "key-2")
         assert (again.id, again.state) == (lost.id, "failed") and "coordinator ended" in again.why
         assert client.window(JOB, lost.id) == again and not later.incidents
+        with pytest.raises(UserError, match=r"is over \(failed\)"):
+            client.cancel_window(JOB, lost.id)
         assert client.start_window(JOB, "key-3").id not in (first.id, lost.id)
     finally:
         later.close()
@@ -654,4 +656,24 @@ def test_what_ends_the_loop_ends_it_and_not_only_the_call_in_which_it_came() -> 
                 select.select([desk.handle], [], [], TIMEOUT_S)
                 desk.attend()
         assert isinstance(asked.exception(TIMEOUT_S), KeyboardInterrupt)
+    desk.close()
+
+
+def test_whoever_waits_for_a_call_that_lasts_is_told_so_and_not_of_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eroica.desk.PATIENCE_S", 0.2)
+    desk, may_end = Desk(), threading.Event()
+
+    def ask() -> None:
+        with pytest.raises(UnavailableError, match="is busy"):
+            desk.call(lambda: may_end.wait(TIMEOUT_S))
+
+    with ThreadPoolExecutor() as threads:
+        asked = threads.submit(ask)
+        select.select([desk.handle], [], [], TIMEOUT_S)
+        attended = threads.submit(desk.attend)
+        try:
+            asked.result(TIMEOUT_S)
+        finally:
+            may_end.set()
+        attended.result(TIMEOUT_S)
     desk.close()
