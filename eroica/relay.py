@@ -47,7 +47,8 @@ ALL_STANDINGS_NS = 5_000_000_000
 SILENT_NS = 8_000_000_000
 """Nothing heard for so long: the other end is away. Eight beats; an agent that reads stacks is silent for a second."""
 FORGOTTEN_NS = 600_000_000_000
-"""An agent that is silent for so long will not come back under the same session."""
+"""An agent that is silent for so long has gone, as a rule. One that was cut off comes back under the same session: of
+it is kept how far it was heard, since it may not know that, and would tell it once more."""
 MOST_AGENTS = 20_000
 """Of one job."""
 MOST_JOBS = 1_000
@@ -317,6 +318,8 @@ class CoordinatorLink:
         """The last number that was sent to all agents at once."""
         self._beat_ns = 0
         self._peers: dict[str, _Peer] = {}
+        self._taken: dict[str, int] = {}
+        """How far sessions were heard that are forgotten, the last ones."""
         self._joined: list[str] = []
         """Hosts of agents that have spoken for the first time, and nobody was told yet."""
         self._num_connects = 0
@@ -348,7 +351,8 @@ class CoordinatorLink:
                 self.refused.count(f"it would be more than {MOST_AGENTS} agents", f"an agent of job {self.job}")
                 return
             last = self._outbox.last
-            peer = _Peer(frame.host, session, Inbox(frame.base), Receiver(last, last), last, now_ns)
+            inbox = Inbox(max(frame.base, self._taken.pop(session, 0)))
+            peer = _Peer(frame.host, session, inbox, Receiver(last, last), last, now_ns)
             self._peers[session] = peer
             self._joined.append(peer.host)
         peer.heard_ns = now_ns
@@ -398,6 +402,9 @@ class CoordinatorLink:
         for peer in list(self._peers.values()):
             if now_ns - peer.heard_ns > FORGOTTEN_NS:
                 del self._peers[peer.session]
+                self._taken[peer.session] = peer.inbox.taken
+                if len(self._taken) > MOST_AGENTS:
+                    del self._taken[next(iter(self._taken))]
                 continue
             for first, messages in peer.outgoing.due(self._outbox, now_ns, MOST_MESSAGE_BYTES):
                 self._send(f"to.{peer.session}", first, messages, peer)

@@ -422,6 +422,24 @@ def test_an_agent_tells_a_new_coordinator_what_the_old_one_has_not_heard_and_whe
     assert answered(2) in came and answered(1) not in came and standing(0, 40) in came
 
 
+def test_what_was_heard_of_an_agent_is_not_told_twice_though_it_was_cut_off_for_longer_than_it_is_remembered() -> None:
+    network = Network(random.Random(3))
+    ends, agents, reception, _ = over(network)
+    coordinator, came = ends.coordinator, list[bus.Message]()
+    assert isinstance(coordinator, CoordinatorLink)
+    coordinator.subscribe((Answered,), came.append)
+    agents[0].publish(answered(1))
+    agents[0].deliver()
+    network.is_cut = True  # it is heard, and does not hear so
+    reception.deliver()
+    assert came == [answered(1)] and not agents[0].is_told
+    ends.rounds(lambda: not coordinator.hosts)
+    network.is_cut = False
+    agents[0].publish(answered(2))
+    ends.rounds(lambda: agents[0].is_told)
+    assert came == [answered(1), answered(2)]
+
+
 def test_an_agent_may_not_leave_before_it_has_said_where_its_ranks_are() -> None:
     ends, agents, *_ = over(Network(random.Random(3)))
     agent = agents[0]
