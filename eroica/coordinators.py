@@ -300,6 +300,15 @@ class Coordinators:
             self.chronicle.paced(job, change)
             say(in_words(change))
 
+        def took(message: bus.Message) -> None:
+            # Of the window that is under way and its ranks alone: an agent could fill the store otherwise.
+            window = self.jobs[job].coordinator.window
+            if window is None or not isinstance(message, bus.Summarized) or message.window != window.number:
+                return
+            if window.has(message.rank):
+                self.chronicle.took(job, link.session, message)
+
+        link.subscribe((bus.Summarized,), took)  # before the investigation, which may close the window at that
         self._seen_s[job] = time.monotonic()
         self.jobs[job] = Investigation(
             link,
@@ -314,7 +323,6 @@ class Coordinators:
             topology=self._topology,
             paced=paced,
         )
-        link.subscribe((bus.Summarized,), lambda message: self.chronicle.took(job, link.session, message))
 
 
 def _under_way(investigation: Investigation) -> str:

@@ -171,6 +171,28 @@ def test_a_key_means_the_same_window_to_a_coordinator_that_has_taken_over(site: 
         later.close()
 
 
+def test_summaries_that_nobody_has_asked_for_are_not_kept(site: Site) -> None:
+    profiled(site)
+    (kept,) = site.keeper.store.windows(JOB)
+    link = site._links[0]
+    told = [bus.Summarized(window=number, rank=rank, summary=bytes(1000)) for number in (1, 2) for rank in (0, 5000)]
+    for message in told:
+        site.in_loop(lambda message=message: link.publish(message))  # type: ignore[misc]
+    site.wait(lambda: link.is_told, "an answer")
+    site.agents[0].is_quiet = True
+    client = site.client()
+    asked = client.start_window(JOB)
+    window = site.coordinators.jobs[JOB].coordinator.window
+    assert window is not None and asked.state == "preparing"
+    site.in_loop(lambda: link.publish(bus.Summarized(window=window.number, rank=5000, summary=bytes(1000))))
+    site.wait(lambda: link.is_told, "an answer")
+    site.in_loop(lambda: None)
+    site.kept()
+    numbers = (1, 2, window.number)
+    assert [site.keeper.store.patterns(JOB, kept.session, number).get(5000) for number in numbers] == [None] * 3
+    assert [site.keeper.store.patterns(JOB, kept.session, number).get(0) for number in (1, 2)] == [None] * 2
+
+
 def test_a_window_that_cannot_be_is_refused_with_the_reason_and_changes_nothing(site: Site) -> None:
     client = site.client()
     with pytest.raises(UserError, match="no job tides is running here"):

@@ -556,7 +556,9 @@ def test_the_environment_names_a_pass_or_holds_a_url_and_no_secret_crosses_a_net
         Listening(host="10.0.0.1")
 
 
-@pytest.mark.parametrize("url", ["nats://[::1", "nats://a:b@[::1:4222", "nats://a:b@\u2100:1", "nats://a:b@localhost:x"])
+@pytest.mark.parametrize(
+    "url", ["nats://[::1", "nats://a:b@[::1:4222", "nats://a:b@\u2100:1", "nats://a:b@localhost:x"]
+)
 def test_an_address_that_is_none_is_refused_in_a_sentence_and_its_secret_is_not_said(url: str) -> None:
     with pytest.raises(UserError, match="is no address of a bus") as refused:
         find_pass({"EROICA_COORDINATOR": url})
