@@ -33,6 +33,7 @@ from typing import Any
 import msgspec
 
 from bench import machine
+from eroica.errors import EroicaError
 from evals import namespaces
 from evals.cluster import CULPRIT, HOSTS, RANKS_PER_HOST, TRAINING_S, Cluster, Ended, StuckError
 
@@ -225,7 +226,7 @@ class Campaign:
                 if at:
                     note = strike(stage)
             ended = cluster.end()
-        except StuckError as error:
+        except (StuckError, EroicaError, OSError, ValueError, sqlite3.Error, subprocess.SubprocessError) as error:
             told = "; ".join(f"{name}: {cluster.log(name)[-200:].strip()}" for name in cluster.processes)
             return Row(fault, note, at, -1, False, 0.0, (), (f"{error} ({told})",)), None
         row = Row(fault, note, at, ended.status, False, ended.seconds, tuple(map(_short, ended.incidents)), ())

@@ -8,12 +8,15 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
-from evals.campaign import FAULTS, SLOW, Row, judged, table
-from evals.cluster import CULPRIT, ONSET, STEPS, Ended
+from eroica.errors import UnavailableError
+from evals.campaign import FAULTS, SLOW, Campaign, Row, Stage, judged, table
+from evals.cluster import CULPRIT, ONSET, STEPS, Cluster, Ended
+from evals.namespaces import Site
 
 ROOT = Path(__file__).parent.parent
 JOB = Path(__file__).with_name("live_job.py")
@@ -73,6 +76,25 @@ def test_a_run_that_ends_as_the_undisturbed_one_and_is_told_of_once_has_passed()
 def test_whatever_is_wrong_with_a_run_is_named(ended: Ended, told: tuple[str, ...], problem: str) -> None:
     (named,) = judged(passed(told=told), ended, "5eed", 18.0).problems
     assert problem in named
+
+
+class _Broken(Cluster):
+    """Ends as a run does in which something of the campaign itself fails."""
+
+    why: Exception
+
+    def start(self) -> None:
+        raise self.why
+
+
+@pytest.mark.parametrize("why", [UnavailableError("nobody answers"), ProcessLookupError(3, "no such process")])
+def test_a_run_in_which_the_campaign_itself_fails_is_a_row_and_the_others_are_run(
+    why: Exception, tmp_path: Path
+) -> None:
+    cluster = _Broken(Site.__new__(Site), tmp_path, "")
+    cluster.why = why
+    row, ended = Campaign.__new__(Campaign)._one(Stage(cluster, Random(1), None), "agent")
+    assert ended is None and str(why) in row.problems[0]
 
 
 def test_the_death_of_a_rank_must_be_told_once_with_that_rank() -> None:
