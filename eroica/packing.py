@@ -23,6 +23,9 @@ MAX_NAME_BYTES = 1 << 16
 """A longer text is cut and ends in its digest, alike on every rank."""
 MAX_MEMBERS = 1 << 20
 """Ranks that one list may hold."""
+MOST_KEPT_MEMBERS = 4 * MAX_MEMBERS
+"""Ranks of all lists that are kept once they were read, 160 MB at most: that of all ranks, and those of a host's."""
+MOST_KEPT_LISTS = 256
 NONE = 255
 """Number of no text."""
 
@@ -100,9 +103,22 @@ def members_text(ranks: Sequence[int]) -> str:
     return ",".join(parts)
 
 
-@lru_cache(maxsize=256)
+_kept_members: dict[str, tuple[int, ...]] = {}
+
+
 def members(text: str) -> tuple[int, ...]:
-    """Inverse of `members_text`; cached, since all members of a group send the same text. Raises DataError."""
+    """Inverse of `members_text`; kept, since all members of a group send the same text. Raises DataError."""
+    known = _kept_members.get(text)
+    if known is None:
+        known = _members(text)
+        kept = list(_kept_members.values())
+        if len(kept) >= MOST_KEPT_LISTS or sum(map(len, kept)) + len(known) > MOST_KEPT_MEMBERS:
+            _kept_members.clear()
+        _kept_members[text] = known
+    return known
+
+
+def _members(text: str) -> tuple[int, ...]:
     ranks: list[int] = []
     for part in filter(None, text.split(",")):
         span, _, stride = part.partition(":")

@@ -30,7 +30,16 @@ from eroica.errors import DataError
 from eroica.findings import to_json
 from eroica.job import ProcessGroup
 from eroica.names import Phase
-from eroica.packing import MAX_NAME_BYTES, digest, members, members_text, pack_durations, pack_ints, unpack_durations
+from eroica.packing import (
+    MAX_NAME_BYTES,
+    MOST_KEPT_MEMBERS,
+    digest,
+    members,
+    members_text,
+    pack_durations,
+    pack_ints,
+    unpack_durations,
+)
 from eroica.pattern import MAX_FUNCTIONS, Coverage, Function, Patterns, Summary, stack, summarize
 from eroica.trace import CollectiveKind, read_trace
 from eroica.utilisation import MU_SOURCES
@@ -168,6 +177,17 @@ def test_packing_keeps_the_order_of_durations(values: list[float]) -> None:
 @given(st.sets(st.integers(0, 10**6), max_size=60))
 def test_members_of_a_group_come_back(ranks: set[int]) -> None:
     assert members(members_text(sorted(ranks))) == tuple(sorted(ranks))
+
+
+def test_what_is_kept_of_the_lists_of_members_that_have_come_stays_small_whoever_sends_them() -> None:
+    members("0-9")
+    tracemalloc.start()
+    for first in range(64):
+        assert len(members(f"{first}-{first + 99_999}")) == 100_000
+    kept = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert kept < 40 * MOST_KEPT_MEMBERS
+    assert members("0-99999") is members("0-99999")
 
 
 def test_strided_groups_stay_short() -> None:
