@@ -45,7 +45,7 @@ def digest(text: bytes) -> bytes:
 
 
 MOST_KEPT = 512
-"""Bytes of a text whose digest is worth keeping: names, places and groups of a job, which all of its ranks send."""
+"""Bytes of a text that is worth keeping, and its digest: names, places and groups of a job, which all ranks send."""
 
 
 def known_digest(text: bytes) -> bytes:
@@ -265,7 +265,7 @@ class Reader:
             if raw is None:
                 key = keys[at : at + 8].hex()
                 raise DataError(f"{self._what} needs the unknown text {key}; send the texts of this job again")
-            texts.append(_text(raw))
+            texts.append(_kept_text(raw) if len(raw) <= MOST_KEPT else _text(raw))
         return tuple(texts)
 
     def listed(self, *numbers: npt.NDArray[Any], or_none: bool = False) -> None:
@@ -275,7 +275,6 @@ class Reader:
             self.check(good | (column == NONE) if or_none else good, "refers to a text that it does not list")
 
 
-@lru_cache(maxsize=8192)
 def _text(raw: bytes) -> str:
     if len(raw) > MAX_NAME_BYTES:
         raise DataError(f"a text of {len(raw)} bytes exceeds {MAX_NAME_BYTES}; was it written by another program?")
@@ -285,3 +284,6 @@ def _text(raw: bytes) -> str:
         raise DataError(
             f"the text {raw[:20]!r} is no UTF-8; it was damaged, send the texts of this job again"
         ) from None
+
+
+_kept_text = lru_cache(maxsize=8192)(_text)

@@ -190,6 +190,19 @@ def test_what_is_kept_of_the_lists_of_members_that_have_come_stays_small_whoever
     assert members("0-99999") is members("0-99999")
 
 
+def test_long_texts_that_agents_send_are_not_kept() -> None:
+    told = random_summary(4)
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for number in range(100):
+        host = f"{number:05}" + "h" * 59_995
+        made = encode_summary(replace(told, host=host))
+        assert decode_summary(made.patterns, made.ledger, made.names).host == host
+    kept = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert kept < 10 * 60_000
+
+
 def test_strided_groups_stay_short() -> None:
     assert members_text(range(3, 100_000, 8)) == "3-99995:8"
     assert members_text((0, 1, 2, 8, 16, 24, 31)) == "0-2,8-24:8,31"
