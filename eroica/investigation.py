@@ -25,7 +25,7 @@ from eroica.context import Context
 from eroica.coordinator import GONE, Coordinator
 from eroica.degradation import Change, Limits, Trigger
 from eroica.diagnosis import diagnose_in_detail
-from eroica.findings import Detail, Diagnosis, Verdict, to_json
+from eroica.findings import Detail, Diagnosis, Finding, Verdict, to_json
 from eroica.gone import ENDED_BY_OTHERS, has_given_up, is_follower
 from eroica.impact import iteration_of
 from eroica.job import format_ranks, parse_ranks
@@ -349,9 +349,12 @@ def judge(
     diagnosis, detail = diagnose_in_detail(stacked, context)
     is_cut = diagnosis.kind == "no_data" and (window.trigger == "baseline" or GONE in window.problems.values())
     is_nothing = is_cut or (window.cause is not None and diagnosis.kind == "healthy" and _is_back(diagnosis))
-    # Nobody asked for the first window. What it shows is told if it costs as much as a slowdown would have to.
+    # Nobody asked for the first window. What it shows is told if it costs as much as a slowdown would have to; noise of
+    # a shared host makes findings, but sets no options.
     least = HOST_EFFECT if is_host_only(stacked) else EFFECT
-    is_nothing = is_nothing or (window.trigger == "baseline" and 0 < _cost(diagnosis) < least)
+    is_small = 0 < _cost(diagnosis.findings) < least
+    is_set = _cost([f for f in diagnosis.findings if f.cause == "configuration"]) >= EFFECT
+    is_nothing = is_nothing or (window.trigger == "baseline" and is_small and not is_set)
     is_nothing = is_nothing or (is_host_only(stacked) and diagnosis.kind == "recovered" and _was_slight(context))
     return Judged(diagnosis, detail, stacked, context.wires, not is_nothing)
 
@@ -373,9 +376,9 @@ def _depends_on_sizes(diagnosis: Diagnosis) -> bool:
     return any(finding.scope == "rotating" and finding.cause in _BY_SIZE for finding in diagnosis.findings)
 
 
-def _cost(diagnosis: Diagnosis) -> float:
+def _cost(findings: Sequence[Finding]) -> float:
     """The dearest finding's share of the iteration; infinite where one has no price, 0 without findings."""
-    return max((math.inf if f.impact.share is None else f.impact.share for f in diagnosis.findings), default=0.0)
+    return max((math.inf if f.impact.share is None else f.impact.share for f in findings), default=0.0)
 
 
 def _is_back(diagnosis: Diagnosis) -> bool:

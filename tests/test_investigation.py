@@ -273,6 +273,21 @@ def test_a_first_window_of_ranks_that_share_cores_must_show_more_to_be_told(
     assert made.is_news == is_told
 
 
+@pytest.mark.parametrize(("cost", "is_told"), [(0.07, True), (0.03, False)])
+def test_a_first_window_tells_what_a_setting_costs_also_where_noise_could_cost_as_much(
+    cost: float, is_told: bool
+) -> None:
+    spent = {h.GEMM: 1 - cost, Function(Activity.OPERATOR, "aten::_is_any_true", None, None): cost}
+    rank = h.Rank(own=1.0, length=1.02, samples=[h.Sample(0.02, 1.0)], functions=spent, has_device=False)
+    window = Window(number=1, trigger="baseline", cause=None, rank=None, asked_ns=0, start=10, num_steps=8)
+    window.summaries = dict(enumerate(h.job([rank] * 8)))
+    for summary in window.summaries.values():
+        summary.patterns.count[[f.name for f in summary.patterns.functions].index("aten::_is_any_true")] = 30
+    made = judge(window, None, job="j", created="")
+    assert [finding.cause for finding in made.diagnosis.findings] == ["configuration"]
+    assert made.is_news == is_told
+
+
 @pytest.mark.parametrize(
     ("observed_s", "on_device", "is_told"), [(1.30, False, True), (1.16, False, False), (1.16, True, True)]
 )

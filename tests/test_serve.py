@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from eroica.chronicle import Chronicle
-from eroica.coordinator import Policy
 from eroica.coordinators import Coordinators
 from eroica.findings import from_json
 from eroica.investigation import Incident
 from eroica.serve import HostAgent
+from eroica.windows import Policy
 from tests.buses import Network
 
 JOB = Path(__file__).with_name("live_job.py")
