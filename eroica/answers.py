@@ -193,6 +193,8 @@ class Pacing:
     threshold: float
     max_delay_s: float
     ttl_s: float
+    group_caps_s: dict[str, float]
+    """Smaller caps of a hold, for single process groups, by name."""
     who: str
     """Who has said so."""
     num_iterations: int

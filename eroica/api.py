@@ -17,7 +17,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar
 
@@ -27,6 +27,7 @@ from fastapi import Path as InPath
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, StreamingResponse
 from fastapi.security import HTTPBearer
+from pydantic import Field
 from starlette.exceptions import HTTPException
 
 from eroica import __version__
@@ -37,7 +38,7 @@ from eroica.conductor import Mode
 from eroica.coordinators import LOST, Coordinators, RefusedError, UnknownError, job_of, ranks_of, request_id
 from eroica.desk import Desk
 from eroica.errors import DataError, EroicaError, UnavailableError, UserError
-from eroica.fabric.pacing import limits_of
+from eroica.fabric.pacing import MOST_CAPS, limits_of
 from eroica.findings import CAUSES, KINDS
 from eroica.guard import Holder, Limits, Meter, Rate, Tokens, Web, is_host, write_tokens
 from eroica.store import MOST_PAGE, Store
@@ -94,6 +95,10 @@ class PacingGiven:
     """Of one rank before one collective."""
     ttl_s: float | None = None
     """An order that is not renewed ends by itself."""
+    group_caps_s: Annotated[dict[Annotated[str, Field(max_length=128)], float], Field(max_length=MOST_CAPS)] = field(
+        default_factory=dict
+    )
+    """Smaller caps of a hold, for single process groups, by name."""
 
 
 def build(coordinators: Coordinators, desk: Desk, chronicle: Chronicle, is_well: Callable[[], bool]) -> FastAPI:
@@ -242,7 +247,7 @@ def build(coordinators: Coordinators, desk: Desk, chronicle: Chronicle, is_well:
         """Switches the pacing of a running job on, off, or to a dry run; what it decides by itself is in the audit
         log as well."""
         who = _holder(request).name
-        limits = limits_of(given.threshold, given.max_delay_s, given.ttl_s)
+        limits = limits_of(given.threshold, given.max_delay_s, given.ttl_s, given.group_caps_s)
         return desk.call(lambda: coordinators.pace(job, given.mode, limits, who))
 
     @app.get("/v1/audit", dependencies=[Depends(_needs("admin"))])

@@ -127,9 +127,13 @@ class Client:
         threshold: float | None = None,
         max_delay_s: float | None = None,
         ttl_s: float | None = None,
+        group_caps_s: Mapping[str, float] | None = None,
     ) -> Pacing:
         """Switch it: off, dry-run or enable. Needs scope act."""
-        given = {"mode": mode, "threshold": threshold, "max_delay_s": max_delay_s, "ttl_s": ttl_s}
+        given = {
+            **{"mode": mode, "threshold": threshold, "max_delay_s": max_delay_s, "ttl_s": ttl_s},
+            "group_caps_s": dict(group_caps_s) if group_caps_s else None,
+        }
         body = {name: value for name, value in given.items() if value is not None}
         return self._ask("PUT", f"/v1/jobs/{_job(job)}/pacing", Pacing, body)
 
@@ -168,7 +172,7 @@ class Client:
         method: str,
         path: str,
         kind: type[T],
-        body: Mapping[str, str | float] | None = None,
+        body: Mapping[str, object] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> T:
         connection, answer = self._open(method, path, body, headers or {}, self._timeout_s)
@@ -186,7 +190,7 @@ class Client:
         self,
         method: str,
         path: str,
-        body: Mapping[str, str | float] | None,
+        body: Mapping[str, object] | None,
         headers: Mapping[str, str],
         timeout_s: float,
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:

@@ -215,6 +215,7 @@ class Conductor:
             threshold=self.limits.threshold,
             max_delay_s=self.limits.max_delay_s,
             ttl_s=self.limits.ttl_s,
+            group_caps_s=dict(self.limits.group_caps_s),
             who=self._who,
             num_iterations=self._num_joined,
             iteration_s=median(self._lengths) if self._lengths else None,

@@ -573,7 +573,7 @@ class Coordinator:
 
     def _summarized(self, message: Summarized, now_ns: int) -> None:
         window = self.window
-        if window is None or message.window != window.number:
+        if window is None or message.window != window.number or not window.has(message.rank):
             return
         if message.summary is not None:
             window.undecoded[message.rank] = message.summary

@@ -95,6 +95,14 @@ def add_commands(add: Command) -> None:
         help="waiting over the iteration above which it is tried (0.05)",
     )
     command.add_argument("--max-delay", type=_AMOUNT, metavar="MS", help="longest hold of a rank (50; at most 200)")
+    command.add_argument(
+        "--cap",
+        type=_cap,
+        action="append",
+        default=[],
+        metavar="GROUP=MS",
+        help="the same for one process group, as eroica pace names it; can be given several times",
+    )
     command.add_argument("--ttl", type=_AMOUNT, metavar="S", help="an order that is not renewed ends by itself (10)")
     command.add_argument("--format", choices=("text", "json"), default="text", help="what stdout gets (default: text)")
     add_api(command)
@@ -206,8 +214,8 @@ def pace(options: argparse.Namespace) -> str:
     modes = {"off": options.off, "dry-run": options.dry_run, "enable": options.enable}
     mode = next((mode for mode, is_wished in modes.items() if is_wished), "")
     numbers = (options.threshold, options.max_delay, options.ttl)
-    if mode in ("", "off") and numbers != (None, None, None):
-        options.usage("--threshold, --max-delay and --ttl go with --dry-run or --enable")
+    if mode in ("", "off") and (options.cap or numbers != (None, None, None)):
+        options.usage("--threshold, --max-delay, --cap and --ttl go with --dry-run or --enable")
     if not mode:
         found = client.pacing(options.job)
     else:
@@ -217,12 +225,23 @@ def pace(options: argparse.Namespace) -> str:
             threshold=options.threshold,
             max_delay_s=options.max_delay / 1e3 if options.max_delay is not None else None,
             ttl_s=options.ttl,
+            group_caps_s={group: cap_ms / 1e3 for group, cap_ms in options.cap},
         )
     return _json(found) if options.format == "json" else render_pacing(found)
 
 
+def _cap(text: str) -> tuple[str, float]:
+    """ "GROUP=MS"; a group's name may hold a "="."""
+    group, _, cap = text.rpartition("=")
+    if not group:
+        raise argparse.ArgumentTypeError(f"{text!r} is no GROUP=MS, as in default_pg=20")
+    return group, _AMOUNT(cap)
+
+
 def render_pacing(found: Pacing) -> str:
     """As text."""
+    from eroica.fabric.pacing import readable_gain
+
     phase = f", {found.phase}" if found.phase else ""
     lines = [
         f"{_clean(found.job)}: pacing is {found.mode}{phase}; "
@@ -234,15 +253,17 @@ def render_pacing(found: Pacing) -> str:
             f"tried above {found.threshold:.1%} of waiting, holds of {found.max_delay_s * 1e3:g} ms at most, orders "
             f"end after {found.ttl_s:g} s; set by {_clean(found.who)}"
         )
+        lines += [
+            f"  group {_clean(group, 60)}: holds of {cap_s * 1e3:g} ms at most"
+            for group, cap_s in sorted(found.group_caps_s.items())
+        ]
     if found.iteration_s is not None and found.dispersion is not None:
         lines.append(
             f"{found.num_iterations:,} iterations of all ranks seen, {_milliseconds(found.iteration_s)} each, of which "
             f"the usual rank waits {found.dispersion:.1%}"
         )
     if found.gain is not None and found.gain_error is not None and found.steadier is not None:
-        lines.append(
-            f"last trial: throughput {found.gain:+.1%} +- {found.gain_error:.1%}, variation {-found.steadier:+.0%}"
-        )
+        lines.append(f"last trial: {readable_gain(found.gain, found.gain_error)}, variation {-found.steadier:+.0%}")
     lines += [
         f"  group {_clean(group.name, 60)}, {group.num_ranks} ranks: wait {_milliseconds(group.wait_s)}, holds up to "
         f"{_milliseconds(group.longest_delay_s)}, usually {_milliseconds(group.median_delay_s)}"

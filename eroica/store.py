@@ -15,7 +15,7 @@ import json
 import os
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -40,6 +40,12 @@ if TYPE_CHECKING:
 DAY_S = 86_400.0
 BUSY_S = 5.0
 """For another writer, or for the server to answer."""
+_POSTGRES: Mapping[str, str | int] = {
+    **{"connect_timeout": int(BUSY_S), "tcp_user_timeout": int(4 * BUSY_S * 1e3), "keepalives_idle": int(4 * BUSY_S)},
+    "options": "-c statement_timeout=120s -c lock_timeout=30s",
+}
+"""How long a server may take: nothing waits without end for one that hangs or is cut off, if no packet of its host
+comes. What the address of the store says goes before."""
 MOST_DETAIL_BYTES = 16 << 20
 """Packed; the numbers of a page of some 100,000 ranks. What is larger is left out."""
 MOST_PAGE = 200
@@ -168,9 +174,8 @@ class Store:
             sa.event.listen(self._engine, "connect", _prepare_sqlite)
         else:
             try:
-                self._engine = sa.create_engine(
-                    url, connect_args={"connect_timeout": int(BUSY_S)}, pool_pre_ping=True, hide_parameters=True
-                )
+                limits = {name: value for name, value in _POSTGRES.items() if name not in url.query}
+                self._engine = sa.create_engine(url, connect_args=limits, pool_pre_ping=True, hide_parameters=True)
             except ImportError:
                 raise UserError("PostgreSQL needs psycopg; pip install 'eroica[postgres]'") from None
         self._insert: Callable[[sa.Table], Any] = sqlite.insert if self._is_sqlite else postgresql.insert

@@ -977,6 +977,17 @@ def test_a_death_during_a_look_of_which_it_was_not_part_is_looked_at_afterwards(
     assert job.coordinator.look.trigger is None and job.coordinator.look.rank == 1
 
 
+def test_summaries_of_ranks_that_a_window_was_not_proposed_to_are_not_kept() -> None:
+    job = Job()
+    job.stand(50)
+    job.notice()
+    job.answer(State.PREPARED)
+    for rank in (-1, 4, 10**9):
+        job.tell(Summarized(window=job.prepared.window, rank=rank, summary=b"x" * 100, problem="lies"))
+    window = job.coordinator.window
+    assert window is not None and not window.undecoded and not window.problems and not window.histories
+
+
 def test_what_an_agent_said_of_a_rank_before_the_start_was_moved_ahead_does_not_hold() -> None:
     job = Job()
     job.stand(50)

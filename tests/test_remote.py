@@ -135,18 +135,31 @@ def test_the_pacing_of_a_job_is_switched_told_and_in_the_audit_log(site: Site, c
     told = printed(capsys, "pace", JOB, "--dry-run", "--threshold", "0.2", "--max-delay", "20", "--ttl", "5")
     assert told.startswith("waves: pacing is dry-run") and "a dry run begins by act" in told
     assert "tried above 20.0% of waiting, holds of 20 ms at most, orders end after 5 s; set by act" in told
+    told = printed(capsys, "pace", JOB, "--enable", "--cap", "dp=3", "--cap", "a=b=2.5")
+    assert "  group a=b: holds of 2.5 ms at most\n  group dp: holds of 3 ms at most\n" in told
     told = printed(capsys, "pace", JOB, "--enable", "--format", "json")
     assert json.loads(told)["mode"] == "enable" and json.loads(told)["max_delay_s"] == 0.05
+    assert json.loads(told)["group_caps_s"] == {}
+    assert "the cap of group 'dp' is 3" in printed(capsys, "pace", JOB, "--enable", "--cap", "dp=3000", status=1)
+    many = [word for number in range(65) for word in ("--cap", f"{number}=1")]
+    assert "group_caps_s" in printed(capsys, "pace", JOB, "--enable", *many, status=1)
     assert printed(capsys, "pace", JOB, "--off").startswith("waves: pacing is off")
     assert "max_delay_s is 5" in printed(capsys, "pace", JOB, "--enable", "--max-delay", "5000", status=1)
     assert "no job tides" in printed(capsys, "pace", "tides", status=1)
     site.kept()
     audited = [one for one in site.client("admin").audit() if one.who == "eroica"]
-    assert [one.outcome for one in audited] == ["switched off by act", "switched on by act", "a dry run begins by act"]
+    assert [one.outcome for one in audited] == [
+        "switched off by act",
+        *["switched on by act"] * 2,
+        "a dry run begins by act",
+    ]
     with pytest.raises(SystemExit):
         cli.main(["pace", JOB, "--ttl", "5"])
     with pytest.raises(SystemExit):
         cli.main(["pace", JOB, "--off", "--ttl", "5"])
+    with pytest.raises(SystemExit):
+        cli.main(["pace", JOB, "--enable", "--cap", "5"])
+    assert "'5' is no GROUP=MS" in capsys.readouterr().err
 
 
 def test_a_token_that_may_only_read_sees_pacing_and_switches_none(

@@ -93,6 +93,16 @@ def server(request: pytest.FixtureRequest) -> Iterator[str]:
             yield url
 
 
+@pytest.mark.full
+def test_no_statement_waits_without_end_unless_the_address_says_so() -> None:
+    import sqlalchemy as sa
+
+    with postgres() as url:
+        for more, told in (("", "2min"), ("&options=-c%20statement_timeout%3D0", "0")):
+            with Store(url + more)._engine.connect() as connection:
+                assert connection.scalar(sa.text("SHOW statement_timeout")) == told
+
+
 @pytest.fixture
 def where(server: str, tmp_path: Path) -> str:
     """Of an empty store."""

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +36,8 @@ VERSION = 1
 HARD_CAP_S = 0.2
 """No configuration can ask for a longer delay of one reduction: a thousandth of the shortest usual group timeout."""
 LONGEST_TTL_S = 60.0
+MOST_CAPS = 64
+"""Groups with a cap of their own."""
 
 
 class Phase(StrEnum):
@@ -109,14 +112,27 @@ class Limits:
         return min(self.max_delay_s, self.group_caps_s.get(group, math.inf))
 
 
-def limits_of(threshold: float | None, max_delay_s: float | None, ttl_s: float | None) -> Limits:
+def readable_gain(gain: float, error: float) -> str:
+    """A gain of throughput with its interval of 95 %, from its standard error."""
+    return f"throughput {gain:+.1%} +- {1.96 * error:.1%}"
+
+
+def limits_of(
+    threshold: float | None,
+    max_delay_s: float | None,
+    ttl_s: float | None,
+    group_caps_s: Mapping[str, float] = MappingProxyType({}),
+) -> Limits:
     """What a user has set, the rest as it is by default. Raises UserError."""
     usual = Limits()
+    if len(group_caps_s) > MOST_CAPS:
+        raise UserError(f"pacing: {len(group_caps_s)} groups have caps of their own; {MOST_CAPS} may")
     return replace(
         usual,
         threshold=usual.threshold if threshold is None else threshold,
         max_delay_s=usual.max_delay_s if max_delay_s is None else max_delay_s,
         ttl_s=usual.ttl_s if ttl_s is None else ttl_s,
+        group_caps_s=dict(group_caps_s),
     )
 
 
@@ -394,7 +410,7 @@ class Pacer:
         if not self._is_paced and self._is_calm():
             self._go(seen.step, Phase.WATCHING, "dispersion fell")
         elif verdict.decided:
-            told = f"throughput {verdict.gain:+.1%} +- {verdict.gain_error:.1%}, CV {-verdict.steadier:+.0%}"
+            told = f"{readable_gain(verdict.gain, verdict.gain_error)}, CV {-verdict.steadier:+.0%}"
             why = told if verdict.is_better else f"no gain: {told}"
             if self.limits.dry_run:
                 # Both sides were alike, and their difference is chance.
