@@ -11,7 +11,7 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -99,7 +99,7 @@ def test_no_statement_waits_without_end_unless_the_address_says_so() -> None:
 
     with postgres() as url:
         for more, told in (("", "2min"), ("&options=-c%20statement_timeout%3D0", "0")):
-            with Store(url + more)._engine.connect() as connection:
+            with closing(Store(url + more)) as store, store._engine.connect() as connection:
                 assert connection.scalar(sa.text("SHOW statement_timeout")) == told
 
 
