@@ -24,6 +24,7 @@ def main(folder: Path, fault: str, culprit: int) -> None:
     spec = importlib.util.spec_from_file_location("train", SCRIPT)
     assert spec is not None and spec.loader is not None
     demo = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = demo  # its data classes look for their module
     spec.loader.exec_module(demo)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
