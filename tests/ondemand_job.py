@@ -5,15 +5,15 @@ Each rank leaves its pid in FOLDER/rank<R>.pid once it trains, and trains until 
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
+import itertools
 import os
 import sys
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler
 
 SCRIPT = Path(__file__).parents[1] / "eroica" / "demos" / "train.py"
 DELAY_S = 0.06
@@ -28,24 +28,18 @@ def main(folder: Path, fault: str, culprit: int) -> None:
     spec.loader.exec_module(demo)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    rank = dist.get_rank()
-    gradients = demo.GradientLog()
-    network = demo.Autoencoder()
-    network.blocks[1].register_full_backward_hook(gradients.log_gradient)
-    model = DistributedDataParallel(network)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9, fused=True)
-    dataset = demo.Signals(100_000)
-    if rank == culprit:
-        dataset.delay_s = DELAY_S / demo.BATCH if fault == "slow_input" else 0.0
-        gradients.delay_s = DELAY_S if fault == "backward_delay" else 0.0
-    batches = iter(DataLoader(dataset, batch_size=demo.BATCH, sampler=DistributedSampler(dataset)))
-    demo.train(model, optimizer, batches, 3)
-    (folder / f"rank{rank}.pid").write_text(str(os.getpid()))
+    job = demo.Job(argparse.Namespace(out=folder, fault=fault, culprit=culprit), dist.get_rank(), dist.get_world_size())
+    job.turn_faulty(DELAY_S)
     is_over = torch.zeros(1)
-    while not is_over:
-        demo.train(model, optimizer, batches, 10)
-        is_over.fill_((folder / "stop").exists())
-        dist.all_reduce(is_over)
+    for step, batch in enumerate(batch for _ in itertools.count() for batch in job.loader):
+        job.train(batch, step)
+        if step == 2:
+            (folder / f"rank{job.rank}.pid").write_text(str(os.getpid()))
+        if step % 10 == 9:
+            is_over.fill_((folder / "stop").exists())
+            dist.all_reduce(is_over)
+            if is_over:
+                break
     dist.destroy_process_group()
 
 

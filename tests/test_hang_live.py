@@ -213,6 +213,7 @@ def test_show_says_on_top_why_a_job_stands_still(tmp_path: Path, capsys: pytest.
     assert said["explanation"]["verdict"]["cause"] == "missing_rank"
 
 
+@pytest.mark.full
 def test_where_nobody_may_look_the_rank_itself_has_left_its_stacks(tmp_path: Path) -> None:
     with _job(tmp_path, "missing", size=2) as job:
         left = [job.rings / f"rank{view.rank}-{view.pid}.stacks" for view in job.look(with_stacks=False)]

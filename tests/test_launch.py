@@ -475,6 +475,7 @@ def test_ranks_that_torch_multiprocessing_spawns_are_known_by_their_group(tmp_pa
 
 
 @pytest.mark.e2e
+@pytest.mark.full
 def test_torchrun_goes_on_without_its_watcher_and_its_last_rank_clears_up(tmp_path: Path) -> None:
     meeting = tmp_path / "go"
     watcher = subprocess.Popen(
