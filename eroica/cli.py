@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -314,6 +315,15 @@ def _compare(options: argparse.Namespace) -> int:
     return 0
 
 
+def _says_diagnosis(path: Path) -> bool:
+    """Whether a file of any name begins as ours do."""
+    try:
+        with path.open("rb") as file:
+            return re.search(rb'"schema"\s*:\s*"eroica\.diagnosis/', file.read(256)) is not None
+    except OSError:
+        return False
+
+
 def _side(options: argparse.Namespace, path: Path) -> Side:
     """A diagnosis that was made before, with no more than its file holds, or one that is made of traces now."""
     from eroica.compare import Side
@@ -326,7 +336,7 @@ def _side(options: argparse.Namespace, path: Path) -> Side:
             raise UserError(f"{path} holds {len(incidents)} diagnoses ({shown}); name the one that is meant")
         if incidents:
             return Side(str(path), _load(incidents[0]), None)
-    elif path.is_dir() or path.name.startswith("diagnosis"):
+    elif path.is_dir() or path.name.startswith("diagnosis") or _says_diagnosis(path):
         return Side(str(path), _load(path), None)
     with progress_bar() as progress:
         jobs = options.jobs or os.cpu_count() or 1

@@ -85,8 +85,11 @@ def compare(before: Side, after: Side) -> Comparison:
         if length_a is not None and length_b is not None:
             found += _functions(before.detail, after.detail, length_a, length_b, floor_s)
     else:
-        lacking = " and ".join(side.name for side in (before, after) if side.detail is None)
-        notes.append(f"functions and times of ranks were not compared: {clean(lacking, 200)} holds a diagnosis alone")
+        lacking = [clean(side.name, 200) for side in (before, after) if side.detail is None]
+        notes.append(
+            f"functions and times of ranks were not compared: {' and '.join(lacking)} "
+            + ("hold diagnoses alone" if len(lacking) > 1 else "holds a diagnosis alone")
+        )
     if length_a is None or length_b is None:
         notes.append("the length of an iteration is not known on both sides")
     found.sort(key=lambda one: -abs(one.effect_s) if one.effect_s is not None else 1.0)

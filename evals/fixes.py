@@ -118,7 +118,9 @@ def live(one: Planted, folder: Path) -> dict[str, Any]:
     if not diagnoses:
         row["said"] = "eroica said nothing of it"
     row["took_s"] = round(time.monotonic() - begun, 1)
-    text = re.sub(r"/[^\s\"]*/(?:eroica-(?:fix|planted)-\w+/(?:tree/)?|site-packages/)", "", json.dumps(row))  # of this machine
+    text = re.sub(
+        r"/[^\s\"]*/(?:eroica-(?:fix|planted)-\w+/(?:tree/)?|site-packages/)", "", json.dumps(row)
+    )  # of this machine
     shown: dict[str, Any] = json.loads(text)
     return shown
 

@@ -153,6 +153,10 @@ def test_the_command_takes_files_and_folders_and_names_what_it_cannot(
     a, b = str(tmp_path / "a"), str(tmp_path / "b" / "diagnosis.json")
     assert cli.main(["compare", a, b]) == 0
     assert "slower" in capsys.readouterr().out.splitlines()[0]
+    other = tmp_path / "kept.json"
+    other.write_text(json.dumps(json.loads((tmp_path / "b" / "diagnosis.json").read_text()), separators=(",", ":")))
+    assert cli.main(["compare", a, str(other)]) == 0
+    assert f"{a} and {other} hold diagnoses alone" in " ".join(capsys.readouterr().out.split())
     assert cli.main(["compare", a, b, "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["differences"]
     assert cli.main(["compare", a, b, "--format", "md"]) == 0
