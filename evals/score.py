@@ -17,8 +17,9 @@ from eroica.findings import Diagnosis, Finding, Impact, PatternValues
 from eroica.job import parse_ranks
 from evals.truth import Answer, Expected, Truth
 
-TROUBLE = frozenset({"slow", "hang", "crash"})
-"""Kinds of diagnoses that must not be made of a job in which nothing is wrong."""
+TROUBLE = frozenset({"slow", "hang", "crash", "recovered"})
+"""Kinds of diagnoses that must not be made of a job in which nothing is wrong. A trouble that is said to be over was
+a reason to look all the same."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,7 +180,9 @@ def test_in_a_control_any_finding_is_a_blame_unless_it_is_tolerated() -> None:
     assert score([diagnosis(finding(scope="all", ranks="2"))], tolerant).points("A") == 0
 
 
-@pytest.mark.parametrize(("kind", "points"), [("slow", 0), ("hang", 0), ("crash", 0), ("paused", 1), ("no_data", 1)])
+@pytest.mark.parametrize(
+    ("kind", "points"), [("slow", 0), ("hang", 0), ("crash", 0), ("recovered", 0), ("paused", 1), ("no_data", 1)]
+)
 def test_a_control_in_trouble_without_a_finding_is_blamed_all_the_same(kind: str, points: int) -> None:
     assert score([diagnosis(kind=kind)], Truth(hosts=HOSTS)).points("A") == points
 
