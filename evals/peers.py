@@ -13,7 +13,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,8 +77,10 @@ def ask(case: Case, draw: Draw, peer: Environment) -> Peer | None:
     )
 
 
-def _run(command: Sequence[str], folder: Path) -> str:
-    environment = os.environ | {"PYTHONPATH": str(HERE.parent), "OMP_NUM_THREADS": "1"}
+def _run(command: Sequence[str], folder: Path, more: Mapping[str, str]) -> str:
+    """more: of the case's recipe, in which the fault may lie."""
+    environment = os.environ | {"PYTHONPATH": str(HERE.parent), "OMP_NUM_THREADS": "1"} | more
+    environment = {name: value for name, value in environment.items() if value}
     ended = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, errors="replace", timeout=LIMIT_S
     )
@@ -93,7 +95,7 @@ def _hta(window: Window, peer: Environment, folder: Path) -> Naming:
     for trace in window.traces:
         strings = tuple(text.replace("ncclDevKernel", "ncclKernel") for text in trace.strings)
         write_json(Written(replace(trace, strings=strings), {}, ()), folder / f"rank{trace.rank}.json.gz")
-    told = _run([str(peer.python), str(HERE / "peer_hta.py"), str(folder), str(len(window.traces))], folder)
+    told = _run([str(peer.python), str(HERE / "peer_hta.py"), str(folder), str(len(window.traces))], folder, {})
     return Naming(frozenset(json.loads(told.splitlines()[-1])))
 
 
@@ -104,7 +106,9 @@ def _traceml(case: Case, draw: Draw, peer: Environment, folder: Path) -> tuple[N
     launcher = [str(peer.python), "-m", "traceml_ai.launcher.cli", "run", str(HERE / "peer_traceml.py")]
     launcher += ["--mode", "summary", "--run-name", case.id, "--nproc-per-node", str(case.recipe.ranks)]
     launcher += ["--master-port", _free_port(), "--aggregator-port", _free_port()]
-    _run([*launcher, "--logs-dir", str(folder / "logs"), "--args", *program], folder)
+    _run([*launcher, "--logs-dir", str(folder / "logs"), "--args", *program], folder, case.recipe.environment)
+    if not (folder / "planted.json").exists():
+        raise CaseError("the job planted nothing")
     planted = json.loads((folder / "planted.json").read_text())
     summaries = list((folder / "logs").rglob("final_summary.json"))
     if not summaries:

@@ -390,6 +390,21 @@ def test_a_peer_that_fails_is_told_with_its_last_words_and_stands_on_the_board(t
     assert "| Q01 | HTA | - | exit status 3: no such kernel | - |" in text
 
 
+def test_traceml_gets_the_environment_of_the_case_and_a_job_that_planted_nothing_costs_the_others_nothing(
+    tmp_path: Path,
+) -> None:
+    more = 'environment = { TORCH_DISTRIBUTED_DEBUG = "DETAIL" }'
+    add(tmp_path / "cases", "Q01", HEALTHY, suite="live")
+    file = tmp_path / "cases" / "Q01-made-up" / "case.toml"
+    file.write_text(file.read_text().replace("ranks = 8", f"ranks = 8\n{more}"))
+    (case,), draw = catalogue.load(tmp_path / "cases"), Draw(seed=3, effect=0.2, shape="convnet")
+    seen = tmp_path / "seen"
+    tool = replace(peer(tmp_path, f'echo "$TORCH_DISTRIBUTED_DEBUG" > {seen}'), name="traceml")
+    told = peers.ask(case, draw, tool)
+    assert seen.read_text() == "DETAIL\n"
+    assert told is not None and told.problem == "the job planted nothing"
+
+
 def test_peers_are_shown_only_what_they_can_look_at() -> None:
     shown = {case.id: peers.peer_of(case) for case in catalogue.load()}
     assert (shown["D01"], shown["G01"], shown["C01"]) == ("traceml", "hta", "")
