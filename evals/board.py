@@ -10,12 +10,12 @@ from __future__ import annotations
 import statistics
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 
 from evals import rows as files
 from evals.catalogue import Case, CaseError
-from evals.rows import Peer, Row, Session
+from evals.rows import Peer, Row, Said, Session
 
 WANTED = 0.975
 """Share of the points of grades A and B: the hard cases that the paper's system got right."""
@@ -93,7 +93,9 @@ def of_files(paths: Sequence[Path], cases: Sequence[Case], misses: Path) -> str:
     held = [files.read(path) for path in paths]
     sessions = [session for one in held for session in one.sessions]
     peers = [peer for one in held for peer in one.peers]
-    return markdown([row for one in held for row in one.rows], cases, sessions, read_misses(misses, cases), peers)
+    num_rows = [number for one in held for number in one.num_rows]
+    found = [row for one in held for row in one.rows]
+    return markdown(found, cases, sessions, read_misses(misses, cases), peers, num_rows)
 
 
 def read_misses(file: Path, cases: Sequence[Case]) -> dict[str, str]:
@@ -117,17 +119,19 @@ def markdown(
     sessions: Sequence[Session] = (),
     misses: Mapping[str, str] | None = None,
     peers: Sequence[Peer] = (),
+    num_rows: Sequence[int] = (),
 ) -> str:
-    """The whole document."""
+    """The whole document. `num_rows`: how many results each session has made, where that is known."""
     counted = by_case(rows)
+    growing = {case.id for case in cases if case.recipe.is_growth}
     parts = (
         _head(rows, cases, counted),
-        _how(sessions),
-        _cases(rows, counted),
+        _how(sessions, num_rows),
+        _cases(counted, growing),
         _misses(rows, counted, misses or {}),
         _baselines(list(counted.values())),
         _peers(peers, counted),
-        _sizes(rows),
+        _sizes([row for row in rows if row.case not in growing]),
         _stability(rows),
         _confusion(list(counted.values())),
         _calibration(rows),
@@ -177,13 +181,24 @@ def _head(rows: Sequence[Row], cases: Sequence[Case], counted: Mapping[str, Row]
     return lines
 
 
-def _how(sessions: Sequence[Session]) -> list[str]:
+def _how(sessions: Sequence[Session], num_rows: Sequence[int]) -> list[str]:
     if not sessions:
         return []
-    lines = ["## How it was run", "", "| command | when | commit | machine |", "|---|---|---|---|"]
-    for one in sessions:
+    lines = ["## How it was run", ""]
+    made = [*num_rows, *[None] * (len(sessions) - len(num_rows))]
+    commits = {one.commit for one, number in zip(sessions, made, strict=True) if number != 0}
+    if len(commits) > 1:
+        lines += [
+            "Not all of it is of one commit. *runs*: results below that the command made. A case that was run again, "
+            "after its mend or for another reason, stands here with the later run alone, and what was right before "
+            "was not tried again with the mends.",
+            "",
+        ]
+    lines += ["| command | when | commit | runs | machine |", "|---|---|---|---:|---|"]
+    for one, number in zip(sessions, made, strict=True):
         told = "; ".join(f"{name} {value}" for name, value in one.machine.items())
-        lines.append(f"| `{one.command}` | {one.started} | {one.commit} | {told.replace('|', '/')} |")
+        runs = "-" if number is None else number
+        lines.append(f"| `{one.command}` | {one.started} | {one.commit} | {runs} | {told.replace('|', '/')} |")
     return lines
 
 
@@ -192,7 +207,7 @@ def _result(row: Row) -> str:
         return "no result"
     if row.points == 1:
         return "silent" if row.is_control else "right"
-    return "blamed" if row.false_blames else "half" if row.points else "missed"
+    return "blamed" if row.false_blames else files.part_of(row) if row.points else "missed"
 
 
 def _findings(row: Row) -> str:
@@ -203,7 +218,7 @@ def _findings(row: Row) -> str:
     return "; ".join(dict.fromkeys(told)) or row.verdict or "nothing"
 
 
-def _cases(rows: Sequence[Row], counted: Mapping[str, Row]) -> list[str]:
+def _cases(counted: Mapping[str, Row], growing: Set[str]) -> list[str]:
     seconds = sum(row.seconds for row in counted.values())
     delays = [row.to_diagnosis_s for row in counted.values() if row.to_diagnosis_s is not None]
     lines = ["## Cases", ""]
@@ -216,6 +231,8 @@ def _cases(rows: Sequence[Row], counted: Mapping[str, Row]) -> list[str]:
     ]
     for row in counted.values():
         effect = f"{row.effect:.0%}" if row.kind == "slow" else "-"
+        if row.case in growing:
+            effect = f"+{row.effect:.1%} a step"
         told = "-" if row.to_diagnosis_s is None else f"{row.to_diagnosis_s:.0f}"
         lines.append(
             f"| {row.case} | {_cell(row.title)} | {row.grade} | {row.suite} | {effect} | {_result(row)} "
@@ -307,7 +324,8 @@ def _sizes(rows: Sequence[Row]) -> list[str]:
     swept = [row for row in rows if row.kind == "slow" and not row.not_run and not row.problem]
     if len({row.effect for row in swept}) < 2:
         return []
-    lines = ["## Against the size of the fault", "", "All runs of a fault that slows, sweeps and repetitions too.", ""]
+    lines = ["## Against the size of the fault", ""]
+    lines += ["All runs of a fault that slows, sweeps and repetitions too, but for what grows with each step.", ""]
     lines += ["| effect | runs | points | blamed innocents | missed |", "|---|---:|---:|---:|---|"]
     low = 0.0
     for high in (*SIZES, float("inf")):
@@ -372,26 +390,32 @@ def _confusion(counted: Sequence[Row]) -> list[str]:
 
 def _calibration(rows: Sequence[Row]) -> list[str]:
     """Whether the words for confidence mean what they say."""
-    told = [said for row in rows if not row.problem for said in row.said]
+    told = [(said, _is_wrong(said, row)) for row in rows if not row.problem for said in row.said]
     if not told:
         return []
     lines = [
         "## How sure it said it was",
         "",
-        "Findings of all runs. *neither*: advice, or a second word on a culprit.",
+        "Findings of all runs. *wrong*: false blame, or what was said instead of a fault that was missed. *neither*: "
+        "advice, or a second word on a culprit.",
         "",
     ]
     lines += [
-        "| confidence | findings | right | neither | false blame | right of those that count |",
+        "| confidence | findings | right | neither | wrong | right of those that count |",
         "|---|---:|---:|---:|---:|---:|",
     ]
-    for word in (*WORDS, *sorted({said.confidence for said in told} - set(WORDS))):
-        of = [said for said in told if said.confidence == word]
+    for word in (*WORDS, *sorted({said.confidence for said, _ in told} - set(WORDS))):
+        of = [(said, is_wrong) for said, is_wrong in told if said.confidence == word]
         if of:
-            right, blames = sum(said.right for said in of), sum(said.blames for said in of)
-            share = f"{right / (right + blames):.0%}" if right + blames else "-"
-            lines.append(f"| {word} | {len(of)} | {right} | {len(of) - right - blames} | {blames} | {share} |")
+            right, wrong = sum(said.right for said, _ in of), sum(is_wrong for _, is_wrong in of)
+            share = f"{right / (right + wrong):.0%}" if right + wrong else "-"
+            lines.append(f"| {word} | {len(of)} | {right} | {len(of) - right - wrong} | {wrong} | {share} |")
     return lines
+
+
+def _is_wrong(said: Said, row: Row) -> bool:
+    """It blames the innocent, or stands where a fault was missed: then it is no second word."""
+    return said.blames or (not said.right and not all(row.found))
 
 
 def _changed(cases: Sequence[Case]) -> list[str]:

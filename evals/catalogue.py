@@ -33,6 +33,8 @@ class Recipe:
     ranks: int = 4
     effects: tuple[float, ...] = (0.15, 0.5, 2.0)
     """What the fault costs, as a share of the healthy iteration: near the floor, nominal, gross."""
+    is_growth: bool = False
+    """The effects are what each iteration adds to the one before: in the end the fault costs many times that share."""
     shapes: tuple[str, ...] = ("perceptron", "transformer")
     """Models (live, netns: of `evals.jobs.SHAPES`; synthetic: traces of `evals.base.BASES`)."""
     launch: str = "torchrun"

@@ -135,6 +135,8 @@ class Results:
     sessions: tuple[Session, ...]
     rows: tuple[Row, ...]
     peers: tuple[Peer, ...] = ()
+    num_rows: tuple[int, ...] = ()
+    """How many of the rows and of the peers' words each session has made."""
 
 
 _BEGIN = b'{"schema":"'
@@ -252,7 +254,8 @@ def read(file: Path) -> Results:
         data = file.read_bytes()
     except OSError as error:
         raise CaseError(f"{file}: {error.strerror}; python -m evals run writes such files") from None
-    sessions, found, peers = list[Session](), list[Row](), list[Peer]()
+    sessions, found, peers = list[Session](), dict[str, tuple[Row, int]](), list[Peer]()
+    made_by = list[int]()
     lines = data.split(b"\n")
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -272,17 +275,28 @@ def read(file: Path) -> Results:
         if read_line.session is not None:
             sessions.append(read_line.session)
         if read_line.row is not None:
-            found.append(read_line.row)
+            found[read_line.row.key] = read_line.row, len(sessions)
         if read_line.peer is not None:
             peers.append(read_line.peer)
-    return Results(tuple(sessions), tuple({each.key: each for each in found}.values()), tuple(peers))
+            made_by.append(len(sessions))
+    made_by += [number for _, number in found.values()]
+    num_rows = tuple(made_by.count(number) for number in range(1, len(sessions) + 1))
+    return Results(tuple(sessions), tuple(each for each, _ in found.values()), tuple(peers), num_rows)
+
+
+def part_of(shown: Row) -> str:
+    """What a run with some of the points has: half of them, or so many of its faults."""
+    if any(shown.found) and len(shown.found) > 1:
+        return f"{sum(shown.found)} of {len(shown.found)}"
+    return "half"
 
 
 def one_line(shown: Row) -> str:
     """How a run went."""
     if shown.not_run:
         return f"not run: {shown.not_run}"
-    word = "no result" if shown.problem else "right" if shown.points == 1 else "half" if shown.points else "missed"
+    some = part_of(shown) if shown.points else "missed"
+    word = "no result" if shown.problem else "right" if shown.points == 1 else some
     blames = [f"blamed {blame}" for blame in shown.false_blames]
     why = "; ".join(text for text in (shown.problem, *shown.near, *blames) if text)
     return f"{word} ({shown.seconds:.0f} s){': ' + why if why else ''}"

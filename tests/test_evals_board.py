@@ -276,7 +276,7 @@ def test_the_scoreboard_tells_all_that_was_found_out(tmp_path: Path) -> None:
         "**1 of 2 entries of grades A and B (50.0%); 0.5 of 1 of grade C; 0 of 1 controls blamed.**",
         "3 of the catalogue's 4 entries (4 of 5 cases) stand behind this.",
         "**No result yet**, not counted: Q04.",
-        "| `python -m evals run` | 2025-01-31 12:00:00 UTC | abc | cores 2 |",
+        "| `python -m evals run` | 2025-01-31 12:00:00 UTC | abc | - | cores 2 |",
         "| Q01 | about Q01 | A | live | 50% | right | input_pipeline of rank 1, read | 20 | 9 |",
         "| Q01b | about Q01b | A | live | - | silent | nothing | 0 | - |",
         "- **Q01** about Q01 (1 of 2 runs): no finding. *Why*: **not explained yet**",
@@ -296,6 +296,43 @@ def test_the_scoreboard_tells_all_that_was_found_out(tmp_path: Path) -> None:
         "- **Q02**: The host may be named: the report says so too.",
     ):
         assert line in text, line
+
+
+def test_of_several_faults_the_board_tells_how_many_were_found(tmp_path: Path) -> None:
+    one = row("Q01", 1 / 3, found=(True, False, False), near=("no finding", "no finding"), causes=("unknown",) * 3)
+    text = board.markdown([one], cases(tmp_path))
+    assert "| Q01 | about Q01 | A | live | 50% | 1 of 3 |" in text and "half" not in text.partition("## Cases")[2]
+    assert rows.one_line(one).startswith("1 of 3 (") and rows.one_line(MADE[3]).startswith("half (")
+
+
+def test_a_wrong_cause_of_a_fault_that_was_missed_counts_against_its_confidence(tmp_path: Path) -> None:
+    known = cases(tmp_path)
+    missed = row("Q01", 0.0, found=(False,), near=("cause host_gc",), causes=("input_pipeline",), said=(said(False),))
+    second = row("Q04", found=(True,), causes=("input_pipeline",), said=(said(), said(False)))
+    assert "| established | 1 | 0 | 0 | 1 | 0% |" in board.markdown([missed], known)
+    assert "| established | 2 | 1 | 1 | 0 | 100% |" in board.markdown([second], known)
+
+
+def test_a_fault_that_grows_with_each_step_is_in_no_class_of_sizes(tmp_path: Path) -> None:
+    known = cases(tmp_path)
+    (first, *others) = known
+    known = (replace(first, recipe=replace(first.recipe, is_growth=True)), *others)
+    made = [row("Q01", effect=0.005), row("Q02", effect=0.2), row("Q03", effect=0.5)]
+    text = board.markdown(made, known)
+    assert "| to 20% | 1 |" in text and "| to 5% |" not in text
+    assert "| Q01 | about Q01 | A | live | +0.5% a step | right |" in text
+
+
+def test_the_board_tells_how_many_runs_stand_behind_each_command(tmp_path: Path) -> None:
+    file = tmp_path / "results.jsonl"
+    rows.start(file, SESSION, resume=False)
+    for name in ("Q01", "Q02"):
+        rows.append(file, row(name))
+    rows.start(file, replace(SESSION, commit="def"), resume=True)
+    rows.append(file, row("Q02", 0.0))
+    text = board.of_files([file], cases(tmp_path / "cases"), tmp_path / "none.toml")
+    assert "UTC | abc | 1 | cores 2 |" in text and "UTC | def | 1 | cores 2 |" in text
+    assert "Not all of it is of one commit" in text
 
 
 def test_text_from_jobs_cannot_break_the_tables(tmp_path: Path) -> None:
