@@ -209,8 +209,8 @@ class Job:
 
     @property
     def healthy_s(self) -> float:
-        """The median of the steps so far, the first ones left out."""
-        seen = self.seconds[len(self.seconds) // 3 : AFTER] or [0.0]
+        """The median of the steps so far, the first ones left out; from `AFTER` on of those before it alone."""
+        seen = self.seconds[min(len(self.seconds), AFTER) // 3 : AFTER] or [0.0]
         return statistics.median(seen)
 
     @property

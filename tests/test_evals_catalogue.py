@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import random
 import re
 from functools import lru_cache
 from pathlib import Path
@@ -149,3 +150,10 @@ def _imports(program: Path) -> frozenset[str]:
 def test_the_program_of_a_live_case_knows_nothing_of_eroica(case: Case) -> None:
     for program in case.folder.glob("*.py"):
         assert not [name for name in _imports(program) if name.split(".")[0] == "eroica"]
+
+
+@pytest.mark.parametrize("num_steps", [150, 449, 450, 460, 1500])
+def test_the_healthy_step_of_a_live_case_stays_what_it_was_before_the_fault(tmp_path: Path, num_steps: int) -> None:
+    seconds = [9.0] * 40 + [0.02] * (jobs.AFTER - 40) + [0.5] * (num_steps - jobs.AFTER)
+    job = jobs.Job(tmp_path, 1, 0.5, "perceptron", 1500, 0, 4, random.Random(1), seconds=seconds)
+    assert job.healthy_s == 0.02 and job.cost_s == 0.01
