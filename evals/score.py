@@ -20,6 +20,8 @@ from evals.truth import Answer, Expected, Truth
 TROUBLE = frozenset({"slow", "hang", "crash", "recovered"})
 """Kinds of diagnoses that must not be made of a job in which nothing is wrong. A trouble that is said to be over was
 a reason to look all the same."""
+SET_OFF = frozenset({"slowdown", "recurring"})
+"""What a window is for that nobody has asked for; a control must give no reason for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +143,8 @@ def score(diagnoses: Sequence[Diagnosis], truth: Truth) -> Score:
     }
     blames = list(blamed.values())
     if not truth.faults:
-        blames += [f"{d.kind} with no finding: {d.verdict.summary}"
-                   for d in diagnoses if d.kind in TROUBLE and not d.findings]  # fmt: skip
+        blames += [f"{d.kind} with no finding, looked at for {d.window.trigger}: {d.verdict.summary}" for d in diagnoses
+                   if (d.kind in TROUBLE or d.window.trigger in SET_OFF) and not d.findings]  # fmt: skip
     return Score(
         tuple(found),
         tuple(near),

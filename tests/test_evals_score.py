@@ -187,6 +187,12 @@ def test_a_control_in_trouble_without_a_finding_is_blamed_all_the_same(kind: str
     assert score([diagnosis(kind=kind)], Truth(hosts=HOSTS)).points("A") == points
 
 
+@pytest.mark.parametrize(("trigger", "points"), [("slowdown", 0), ("recurring", 0), ("baseline", 1), ("manual", 1)])
+def test_a_window_that_a_control_set_off_is_a_blame_though_nothing_was_found(trigger: str, points: int) -> None:
+    seen = replace(diagnosis(kind="healthy"), window=Window(trigger=trigger))
+    assert score([seen], Truth(hosts=HOSTS)).points("A") == points
+
+
 def test_an_honest_unknown_is_half_a_point_where_nobody_knows_and_only_there() -> None:
     honest = finding(cause="unknown", ruled_out=("the network: as fast as before",))
     for grade, points in (("A", 0), ("B", 0), ("C", 0.5)):
