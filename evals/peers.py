@@ -79,7 +79,7 @@ def ask(case: Case, draw: Draw, peer: Environment) -> Peer | None:
 
 def _run(command: Sequence[str], folder: Path, more: Mapping[str, str]) -> str:
     """more: of the case's recipe, in which the fault may lie."""
-    environment = os.environ | {"PYTHONPATH": str(HERE.parent), "OMP_NUM_THREADS": "1"} | more
+    environment = os.environ | {"PYTHONPATH": str(HERE.parent), "OMP_NUM_THREADS": "1"} | dict(more)
     environment = {name: value for name, value in environment.items() if value}
     ended = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, errors="replace", timeout=LIMIT_S
