@@ -165,6 +165,7 @@ def _head(rows: Sequence[Row], cases: Sequence[Case], counted: Mapping[str, Row]
         f"{len({row.entry for row in counted.values()})} of the catalogue's {len({case.entry for case in cases})} "
         f"entries ({len(counted)} of {len(cases)} cases) stand behind this. {_RULES}"
     )
+    lines += _asked_less(cases, counted)
     not_run: dict[str, list[str]] = {}
     for row in rows:
         if row.not_run and row.case not in counted and row.case not in not_run.get(row.not_run, []):
@@ -178,6 +179,29 @@ def _head(rows: Sequence[Row], cases: Sequence[Case], counted: Mapping[str, Row]
     broken = [row.case for row in counted.values() if row.problem]
     if broken:
         lines.append(f"\n**Without a valid run**, counted as missed: {', '.join(broken)}.")
+    return lines
+
+
+def _asked_less(cases: Sequence[Case], counted: Mapping[str, Row]) -> list[str]:
+    """Where the answers are not as strict as the rules. A host or a link is as good as a function."""
+    vague = [
+        case.id
+        for case in cases
+        if any(
+            answer.function is None and answer.said is None and not answer.place and answer.who not in ("hosts", "link")
+            for answer in case.faults
+        )
+    ]
+    open_ = [case.id for case in cases if any("unknown" in answer.causes for answer in case.faults)]
+    so = [
+        name
+        for name in open_
+        if name in counted and any(said.right and said.cause == "unknown" for said in counted[name].said)
+    ]
+    lines = [f"\nNeither a function nor words are asked for in {', '.join(vague)}."] if vague else []
+    if open_:
+        told = f"; it was said in {', '.join(so)}" if so else ""
+        lines.append(f'\n"Unknown" is among the right causes, for full points, in {", ".join(open_)}{told}.')
     return lines
 
 

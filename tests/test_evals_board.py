@@ -298,6 +298,19 @@ def test_the_scoreboard_tells_all_that_was_found_out(tmp_path: Path) -> None:
         assert line in text, line
 
 
+def test_the_board_tells_where_an_answer_asks_for_less_than_the_rules_say(tmp_path: Path) -> None:
+    known = {case.id: case for case in cases(tmp_path)}
+    (answer,) = known["Q02"].faults
+    known["Q01"] = replace(known["Q01"], faults=(replace(answer, function="read"),))
+    known["Q03"] = replace(known["Q03"], faults=(replace(answer, said="storage", causes=frozenset({"unknown"})),))
+    known["Q04"] = replace(known["Q04"], faults=(replace(answer, who="link"),))
+    found = replace(said(), cause="unknown")
+    text = board.markdown([row("Q03", grade="C", said=(found,), found=(True,))], [*known.values()])
+    assert "Neither a function nor words are asked for in Q02." in text
+    assert '"Unknown" is among the right causes, for full points, in Q03; it was said in Q03.' in text
+    assert "are asked for in" not in board.markdown([row("Q01")], [known["Q01"], known["Q01b"]])
+
+
 def test_of_several_faults_the_board_tells_how_many_were_found(tmp_path: Path) -> None:
     one = row("Q01", 1 / 3, found=(True, False, False), near=("no finding", "no finding"), causes=("unknown",) * 3)
     text = board.markdown([one], cases(tmp_path))
