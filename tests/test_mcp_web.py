@@ -44,10 +44,11 @@ class Site:
 
 
 @contextmanager
-def running(root: Path, *options: str) -> Iterator[Site]:
-    """A server of its own process, over the folder `out` in `root`."""
+def running(root: Path, *options: str, over: Path | None = None) -> Iterator[Site]:
+    """A server of its own process, over the folder `out` in `root`, or what `over` names."""
     tokens = root / "tokens"
-    command = [sys.executable, "-m", "mcp_server", str(root / "out"), "--http", "0", "--tokens", str(tokens), *options]
+    where = str(over or root / "out")
+    command = [sys.executable, "-m", "mcp_server", where, "--http", "0", "--tokens", str(tokens), *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stderr is not None and process.stdout is not None
