@@ -143,7 +143,9 @@ class _Slow:
 class Degradation:
     """Judges the iterations of one rank as they come. Bounded memory, O(1) amortised per iteration."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
+    def __init__(self, limits: Limits | None = None, generation: int = 0) -> None:
+        self.generation = generation
+        """Of the last iteration, or of a later start of the job that has made none yet."""
         self.history: deque[Iteration] = deque(maxlen=SPAN)
         """The last iterations, also over a rendezvous."""
         self.triggers: deque[Trigger] = deque(maxlen=64)
@@ -169,6 +171,7 @@ class Degradation:
         """What this iteration shows, mostly nothing."""
         if self.history and iteration.generation != self.history[-1].generation:
             self.restart()
+        self.generation = iteration.generation
         self.history.append(iteration)
         self._seen += 1
         duration_ns = iteration.duration_ns
@@ -404,7 +407,7 @@ class Degradation:
         made = Trigger(
             change=change,
             time_ns=time_ns if time_ns is not None else last.end_ns if last else 0,
-            generation=last.generation if last else 0,
+            generation=self.generation,
             step=last.step if last else 0,
             number=last.number if last else -1,
             baseline_ns=round(baseline_ns),

@@ -83,7 +83,7 @@ class Watch:
         """How often records were overwritten before they were read."""
         self.is_disturbed = False
         """We ourselves take time from the job (captures are being read): what ends meanwhile counts as capturing."""
-        self.degradation = Degradation(limits)
+        self.degradation = Degradation(limits, generation)
         self._learnt = Iterations(generation, skips_are_told=True)
         self._generation = generation
         self._forget()
@@ -156,7 +156,7 @@ class Watch:
 
     def restart(self, generation: int, now_ns: int) -> None:
         """A new rendezvous, and with it a new process and a new ring; iterations are numbered on."""
-        self._generation = generation
+        self._generation = self.degradation.generation = generation
         self._learnt.restart(generation, now_ns)
         self._forget()
 

@@ -406,6 +406,19 @@ def test_a_rank_that_stands_still_is_noticed_once_and_its_going_on_too(rank: Ran
 # What must not.
 
 
+def test_a_rank_that_stands_still_before_its_first_iteration_says_which_start_it_is_of(tmp_path: Path) -> None:
+    ring = Ring.create(tmp_path / "a.ring", rank=0, world_size=4, generation=3)
+    ring.begin(what(COLLECTIVE, 1), 1_000 * S, -1, 77, 1, 400, 0)
+    tail = Tail(tmp_path / "a.ring")
+    news = tail.poll()
+    tail.close()
+    ring.close()
+    watch = Watch(0, 3)
+    assert watch.feed(news.begun, news.ended, news.words, 1_000 * S) == []
+    (trigger,) = watch.check(1_040 * S)
+    assert (trigger.change, trigger.is_opening, trigger.generation) == (Change.STALLED, True, 3)
+
+
 def test_one_hiccup_warm_up_and_compilation_are_silent(rank: Rank) -> None:
     took = seconds(8)
     for index in range(600):
