@@ -103,7 +103,9 @@ class Investigation:
         self._said: set[str] = set()
         self._held: tuple[Judged, Window] | None = None
         """What a window showed, until another one with the sizes of operators is there."""
-        self._paused: Verdict | None = None
+        self._halt: tuple[object, ...] | None = None
+        """What was told of a job that stands still or has broken off, until a rank goes on: ranks notice it one after
+        the other, and what lasts is looked at again and again."""
         self._ailing: Verdict | None = None
         """What the window of the baseline has shown and was told of."""
         self._told_changes: set[Change] = set()
@@ -255,16 +257,18 @@ class Investigation:
         diagnosis = with_roll_ups(diagnosis, self._topology)
         if _may_compute(diagnosis, look) or _may_pass(diagnosis, look):
             return False
-        if diagnosis.kind == "paused":
-            # It may become a hang: it is looked at again, and told again only if it has changed.
-            if self._paused != diagnosis.verdict:
-                self._paused = diagnosis.verdict
-                self._report(diagnosis, None, look.trigger, None)
-            return False
-        self._report(diagnosis, None, look.trigger, None)
-        return True
+        verdict = diagnosis.verdict
+        halt = self.coordinator.start, diagnosis.kind, verdict.cause, verdict.scope, verdict.ranks
+        if halt != self._halt:
+            self._halt = halt
+            self._report(diagnosis, None, look.trigger, None)
+        elif look.trigger is not None:
+            self._told_changes.add(look.trigger.change)
+        return diagnosis.kind != "paused"  # that may become a hang: it is looked at again
 
     def _on_recovered(self, rank: int, trigger: Trigger) -> None:
+        if trigger.ended in (Change.STALLED, Change.QUIET):
+            self._halt = None
         if trigger.ended in self._told_changes:
             self._recovered.setdefault(trigger.ended, {})[rank] = trigger.observed_ns
 

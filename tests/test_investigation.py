@@ -70,9 +70,9 @@ class Agent:
                 )
             )
 
-    def notice(self, change: Change = Change.SLOW) -> None:
+    def notice(self, change: Change = Change.SLOW, ended: Change | None = None) -> None:
         """The job has become slow, or what else has changed."""
-        trigger = Trigger(change, time.monotonic_ns(), 0, 117, 117, 850_000_000, 1_050_000_000, 0.2)
+        trigger = Trigger(change, time.monotonic_ns(), 0, 117, 117, 850_000_000, 1_050_000_000, 0.2, ended=ended)
         self._link.publish(bus.Noticed(rank=self._ranks[0], trigger=trigger))
 
     def _take(self, message: bus.Message) -> None:
@@ -231,6 +231,93 @@ def test_a_job_that_was_paced_and_stands_still_is_told_to_have_been_paced() -> N
     made = told[0].diagnosis
     assert (made.kind, made.verdict.ranks) == ("hang", str(SLOW))
     assert any("held back by eroica's pacing before they were looked at" in note for note in made.coverage.notes)
+
+
+class Halted:
+    """A job of eight ranks on two hosts that stands still, as `show` has it at the moment."""
+
+    def __init__(self, show: Callable[[int], RankView]) -> None:
+        self.show, self.told, self.ends = show, list[Incident](), in_one_process()
+        self.investigation = Investigation(
+            self.ends.coordinator,
+            job="waves",
+            policy=Policy(baseline=False, look_again_s=0.0, look_later_s=0.0),
+            clock=time.monotonic_ns,
+            tell=self.told.append,
+            say=self.ends.said.append,
+        )
+        self.agents = [
+            Agent(self.ends.agents[host], "ab"[host], range(4 * host, 4 * host + 4), summaries()) for host in (0, 1)
+        ]
+        for host, link in enumerate(self.ends.agents):
+            link.subscribe((bus.LookCloser,), partial(self._look, link, host))
+
+    def _look(self, link: bus.Link, host: int, asked: bus.Message) -> None:
+        assert isinstance(asked, bus.LookCloser)
+        views = tuple(self.show(rank) for rank in range(4 * host, 4 * host + 4))
+        link.publish(bus.Looked(look=asked.look, host="ab"[host], views=views))
+
+    def go_on(self, num_rounds: int = 4) -> None:
+        """All that has been said is dealt with."""
+        for _ in range(num_rounds):
+            self.ends.rounds(lambda: True)
+            self.investigation.tick(time.monotonic_ns())
+
+
+DATA = Group("a" * 16, "data", tuple(range(8)))
+
+
+def waiting(rank: int, **changes: Any) -> RankView:
+    """All but one wait in the fifth call, which that one has not come to."""
+    calls = [Call(DATA.key, 4, "allreduce", "done", 400, "float32", 90.0, 5)]
+    calls += [] if rank == SLOW else [Call(DATA.key, 5, "allreduce", "in", 400, "float32", 60.0, 5)]
+    given: dict[str, Any] = {"host": "a" if rank < 4 else "b", "groups": (DATA,), "calls": tuple(calls)}
+    return RankView(rank=rank, **(given | {"state": "running", "silent_s": 60.0} | changes))
+
+
+def test_a_hang_is_told_once_however_many_ranks_notice_it_one_after_the_other_and_again_when_it_comes_back() -> None:
+    job = Halted(waiting)
+    job.go_on()
+    for agent in job.agents:
+        agent.notice(Change.STALLED)
+        job.go_on()
+    assert [incident.diagnosis.verdict.ranks for incident in job.told] == [str(SLOW)]
+    job.agents[0].notice(Change.RECOVERED, ended=Change.STALLED)
+    job.agents[0].notice(Change.STALLED)
+    job.go_on()
+    assert len(job.told) == 2
+
+
+def test_a_save_that_the_others_wait_for_is_told_once_however_long_it_takes() -> None:
+    lasts_s = iter(range(20, 10_000))
+
+    def saving(rank: int) -> RankView:
+        return waiting(rank, **({"phase": "save", "phase_s": float(next(lasts_s))} if rank == SLOW else {}))
+
+    job = Halted(saving)
+    job.go_on()
+    job.agents[0].notice(Change.STALLED)
+    job.go_on(12)
+    assert [(one.diagnosis.kind, one.diagnosis.verdict.cause) for one in job.told] == [("paused", "checkpoint_io")]
+
+
+def test_a_death_that_a_look_at_a_silence_has_shown_is_not_told_again_when_the_others_are_ended() -> None:
+    is_ended = False
+
+    def dying(rank: int) -> RankView:
+        if rank == SLOW:
+            return waiting(rank, state="died", silent_s=None, exit_status=-9)
+        return waiting(rank, state="died", silent_s=None, exit_status=-15) if is_ended else waiting(rank)
+
+    job = Halted(dying)
+    job.go_on()
+    job.agents[0].notice(Change.STALLED)
+    job.go_on()
+    is_ended = True
+    for rank in range(8):
+        job.ends.agents[rank // 4].publish(bus.Died(rank=rank, pid=rank + 1))
+    job.go_on()
+    assert [(one.diagnosis.kind, one.diagnosis.verdict.ranks) for one in job.told] == [("crash", str(SLOW))]
 
 
 def test_a_job_that_is_paced_is_captured_while_nobody_is_held_and_its_diagnosis_says_so() -> None:
