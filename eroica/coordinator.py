@@ -119,6 +119,8 @@ class Coordinator:
         self._dead: set[int] = set()
         self._is_crash_told = False
         self._again: _Again | None = None
+        self._halted: dict[int, int] = {}
+        """Counts of the ranks when it was told why they stand still, until one of them goes on; {}: they do not."""
         self._baseline_pace_s = 0.0
         """Of the iterations before the last baseline window; 0 before the first."""
         self._baselines_left = MOST_BASELINES
@@ -180,6 +182,8 @@ class Coordinator:
             return "the job is being ended"
         if self.look is not None or self._again is not None:
             return "ranks stand still or have died, and are being looked at"
+        if self._halted:
+            return "ranks stand still, and it was told why"
         if not heard:
             return "no rank of it is alive and heard"
         if not any(s.per_iteration > 0 and s.iteration_s and s.unit is not None for s in heard):
@@ -296,6 +300,8 @@ class Coordinator:
         if standing.generation == self._generation and not self._is_disputed(standing):
             self.standings[standing.rank] = standing
             self._ranks_of.setdefault(standing.host, set()).add(standing.rank)
+            if self._halted and self._halted.get(standing.rank) != standing.count:
+                self._halted = {}
             if not standing.is_alive and self.window is not None:
                 if self.window.committed:
                     self._finish_if_complete(now_ns)
@@ -396,6 +402,7 @@ class Coordinator:
         self._is_crash_told = False
         self._events_per_iteration = 0.0
         self._wanted = self._again = None
+        self._halted = {}
         self._baseline_pace_s, self._baselines_left = 0.0, MOST_BASELINES
 
     def _notice(self, rank: int, trigger: Trigger, now_ns: int) -> None:
@@ -404,6 +411,7 @@ class Coordinator:
         if trigger.change is Change.RECOVERED:
             if trigger.ended in (Change.STALLED, Change.QUIET):
                 self._again = None
+                self._halted = {}
             self._on_recovered(rank, trigger)
         elif trigger.change in (Change.STALLED, Change.QUIET):
             self._look_at(rank, trigger, now_ns)
@@ -423,7 +431,7 @@ class Coordinator:
         window = self._wanted
         if window is None or self.window is not None or self.look is not None or now_ns < self._rest_until_ns:
             return
-        if self.is_resting or self._again is not None:
+        if self.is_resting or self._again is not None or self._halted:
             return
         alive = {rank: s for rank, s in self.standings.items() if s.is_alive and s.unit is not None}
         learnt = [s for s in alive.values() if s.per_iteration > 0 and s.iteration_s]
@@ -717,7 +725,10 @@ class Coordinator:
         is_explained = self._on_look(look)
         if look.trigger is None:
             self._is_crash_told = is_explained
-        elif not is_explained:
+        elif is_explained:
+            self._leave(now_ns)  # nobody comes to where a window begins or ends
+            self._halted = {rank: standing.count for rank, standing in self.standings.items()}
+        else:
             # Silent, and nothing to be said about it yet (a save within its limit): once more, later and later.
             wait_s = self.policy.look_later_s * 2 ** min(num, 5)
             self._again = _Again(look.rank, look.trigger, now_ns + round(wait_s * 1e9), num + 1)

@@ -111,6 +111,13 @@ class Job:
             data = write_summary(made)
             self.tell(Summarized(window=self.prepared.window, rank=rank, summary=data))
 
+    def look_closer(self) -> None:
+        """The look under way, to its end."""
+        while (look := self.coordinator.look) is not None:
+            if look.due_ns is None:
+                self.tell(Looked(look=look.number, host="a", views=()))
+            self.pass_time(1)
+
     def pass_time(self, seconds: float) -> None:
         self.now_ns += round(seconds * SECOND)
         self.coordinator.tick(self.now_ns)
@@ -309,6 +316,37 @@ def test_a_silence_that_may_last_is_looked_at_and_leaves_the_window_alone() -> N
     job.answer(State.PREPARED)
     job.notice(Change.QUIET)
     assert job.count_of(LookCloser) == 1 and job.count_of(Abort) == 0 and job.coordinator.window is not None
+
+
+def test_a_silence_that_is_explained_ends_the_window_and_no_other_is_begun_before_a_rank_goes_on() -> None:
+    job = Job()
+    job.stand(50)
+    job.notice()
+    job.answer(State.PREPARED)
+    job.notice(Change.QUIET)
+    job.look_closer()
+    assert len(job.looks) == 1 and job.count_of(Abort) == 1 and job.coordinator.window is None
+    job.notice()
+    job.pass_time(100)
+    assert job.count_of(Prepare) == 1
+    assert job.coordinator.ask(job.now_ns) != ""
+    job.stand(51)
+    job.pass_time(1)
+    assert job.count_of(Prepare) == 2
+
+
+def test_a_standstill_that_is_told_does_not_cost_the_baseline_window_either() -> None:
+    job = Job(policy=Policy())
+    job.stand(30)
+    job.pass_time(1)
+    job.notice(Change.STALLED)
+    job.look_closer()
+    for _ in range(300):
+        job.pass_time(1)
+    assert job.count_of(Prepare) == 1 and not job.windows
+    job.stand(31)
+    job.pass_time(1)
+    assert job.coordinator.window is not None and job.coordinator.window.trigger == "baseline"
 
 
 def test_nothing_is_begun_and_no_death_is_told_while_the_job_is_being_ended() -> None:
