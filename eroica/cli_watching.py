@@ -254,6 +254,10 @@ def _run(options: argparse.Namespace) -> int:
     if options.pace != "off" and (meets or given is not None):
         where = "is not to be had where runs meet" if meets else "is switched at the coordinator: eroica pace JOB"
         options.usage(f"argument --pace: with --bus, pacing {where}")
+    for name, is_given in (("--no-baseline", options.no_baseline), ("--frames", options.frames is not None)):
+        if is_given and (meets or given is not None):
+            other = "; eroica serve has --no-baseline" if given is not None and options.no_baseline else ""
+            options.usage(f"argument {name}: with --bus, the coordinator says how windows are taken{other}")
     frames = Frames[(options.frames or ("traced" if on_demand else "sampled")).upper()]
     plan = Run(
         command=words,

@@ -41,6 +41,9 @@ def test_wrong_usage_exits_with_two_and_says_what_would_be_right(capsys: Capture
         (["demo", "--delay-ms", "5", "--effect", "0.1"], "not allowed with"),
         (["demo", "--effect", "nan"], "above 0"),
         (["demo", "--culprit", "-1"], "rank"),
+        (["run", "--bus", "store", "--no-baseline", "--", "true"], "--no-baseline: .*coordinator"),
+        (["run", "--bus", "store", "--frames", "none", "--", "true"], "--frames: .*coordinator"),
+        (["run", "--bus", "nats://127.0.0.1:1", "--job", "a", "--no-baseline", "--", "true"], "eroica serve"),
     ]:
         with pytest.raises(SystemExit) as leaving:
             cli.main(arguments)
