@@ -36,6 +36,7 @@ from eroica.ondemand import OnDemand
 from eroica.recording import LEAD_S, MOST_EVENTS, Recording
 from eroica.relay import AgentLink
 from eroica.ring import SUFFIX
+from eroica.views import STACKS_SUFFIX
 from eroica.windows import Policy
 
 LOOKS_PER_S = 10
@@ -94,6 +95,8 @@ def run(plan: Run, tell: Callable[[Incident], None], say: Callable[[str], None])
             recording = Recording(point)
             opened.callback(recording.close)
         job = start(plan.command, environment=environment_for(workspace.path, added, base=base))
+        if plan.keep_rings is not None:
+            at_end.callback(_keep_rings, workspace.path, plan.keep_rings, say)
         watcher: _Watcher | None = None
         try:
             if plan.meets is not None:
@@ -114,8 +117,6 @@ def run(plan: Run, tell: Callable[[Incident], None], say: Callable[[str], None])
             if watcher is not None:
                 watcher.close()
             opened.close()  # before the job ends: its Kineto would wait for answers that nobody gives
-            if plan.keep_rings is not None and job.poll() is not None:
-                _keep_rings(workspace.path, plan.keep_rings, say)
         while (status := job.wait(60.0)) is None:
             pass
         return status
@@ -306,6 +307,8 @@ def _keep_rings(folder: Path, target: Path, say: Callable[[str], None]) -> None:
         target.mkdir(parents=True, exist_ok=True)
         for ring in rings:
             shutil.copy2(ring, target)
+            with suppress(FileNotFoundError):  # most ranks have no reason to leave any
+                shutil.copy2(ring.with_suffix(STACKS_SUFFIX), target)
     except OSError as error:
         say(f"flight rings could not be kept in {target}: {error.strerror or error}")
     else:

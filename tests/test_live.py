@@ -357,3 +357,48 @@ def test_a_job_that_has_shown_enough_is_told_to_end_once_however_long_that_takes
         check=False,
     )
     assert ended.returncode == 1  # its launcher would lose its ranks at the second
+
+
+_LEAVES_A_RING = """
+import os, pathlib
+from eroica.ring import Ring
+path = pathlib.Path(os.environ["EROICA_RING_DIR"], "rank0-1.ring")
+Ring.create(path, rank=0, world_size=1).close()
+path.with_suffix(".stacks").write_text("of rank 0")
+"""
+_STOPS_WATCHING = """
+import os, pathlib, sys
+from eroica.live import Run, run
+kept = pathlib.Path(sys.argv[2])
+pipe = kept.with_name("pipe")
+os.mkfifo(pipe)
+
+def fail(num):
+    pipe.write_text("now")
+    raise ValueError("of ours")
+
+command = [sys.executable, "-c", f"open({str(pipe)!r}).read()" + sys.argv[1]]
+sys.exit(run(Run(command=command, keep_rings=kept, enough=fail), print, print))
+"""
+
+
+@pytest.mark.slow
+def test_what_a_rank_wrote_of_its_stacks_is_kept_with_its_ring(tmp_path: Path) -> None:
+    ended = run([sys.executable, "-c", _LEAVES_A_RING], tmp_path, "--keep-rings")
+    assert ended.returncode == 0, ended.stderr
+    (kept,) = tmp_path.glob("out/rings-*/*.ring")
+    assert kept.with_suffix(".stacks").read_text() == "of rank 0"
+
+
+@pytest.mark.slow
+def test_rings_are_kept_also_where_watching_has_stopped(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", _STOPS_WATCHING, _LEAVES_A_RING, str(tmp_path / "kept")],
+        env=environment(tmp_path) | {"PYTHONPATH": str(Path(__file__).parent.parent)},
+        timeout=TIMEOUT_S,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0 and "stopped watching: ValueError" in ended.stdout, ended
+    assert (tmp_path / "kept" / "rank0-1.ring").exists()
