@@ -65,15 +65,18 @@ def _written_ns(file: Path) -> int:
 
 
 def newest_start(
-    flights: Sequence[Flight], alive: Sequence[bool | None]
+    flights: Sequence[Flight], alive: Sequence[bool | None], most_ns: float = SAME_START_NS
 ) -> tuple[dict[int, tuple[Flight, bool | None]], int]:
-    """The ring of each rank of the newest start with whether its process runs, and how many rings were left out."""
+    """The ring of each rank of the newest start with whether its process runs, and how many rings were left out.
+
+    `most_ns`: from the first ring of a start to its last.
+    """
     newest = newest_of(flights)
     latest: dict[int, tuple[Flight, bool | None]] = {}
     world_size = max(newest.words[ring.WORLD_SIZE], 0)
     num_older = 0
     for flight, lives in sorted(zip(flights, alive, strict=True), key=lambda pair: _seniority(pair[0])):
-        if not _is_same_start(flight, newest) or 0 < world_size <= flight.words[ring.RANK]:
+        if not _is_same_start(flight, newest, most_ns) or 0 < world_size <= flight.words[ring.RANK]:
             num_older += 1
             continue
         num_older += flight.words[ring.RANK] in latest
@@ -91,11 +94,11 @@ def _seniority(flight: Flight) -> tuple[bool, int]:
     return any("group" in note for note in flight.notes), flight.identity.wall_ns
 
 
-def _is_same_start(flight: Flight, newest: Flight) -> bool:
+def _is_same_start(flight: Flight, newest: Flight, most_ns: float) -> bool:
     return (
         flight.identity.generation == newest.identity.generation
         and noted(flight, "job") == noted(newest, "job")
-        and newest.identity.wall_ns - flight.identity.wall_ns <= SAME_START_NS
+        and newest.identity.wall_ns - flight.identity.wall_ns <= most_ns
     )
 
 

@@ -9,6 +9,7 @@ The state of a process is read before its stacks are: py-spy pauses it, and woul
 
 from __future__ import annotations
 
+import math
 import socket
 import statistics
 import time
@@ -19,7 +20,17 @@ from itertools import pairwise
 from pathlib import Path
 
 from eroica import processes, ring, stacks
-from eroica.flights import backends_of, groups_of, last_sign_ns, newest_of, newest_start, noted, read_rings, what_of
+from eroica.flights import (
+    SAME_START_NS,
+    backends_of,
+    groups_of,
+    last_sign_ns,
+    newest_of,
+    newest_start,
+    noted,
+    read_rings,
+    what_of,
+)
 from eroica.hang import LIMIT_S
 from eroica.job import told_ranks
 from eroica.ring import Flight, Record
@@ -73,13 +84,15 @@ def look_closer(
 ) -> Closer:
     """Rings, processes and stacks of the job whose rings lie at `path`, on this host, now. Raises as `read_rings`.
 
-    `only`: the rings to look at, of those in `path`; None: all. `may_trace`: whether py-spy may pause the processes;
-    without it stacks are those that `faulthandler` left.
+    `only`: the rings to look at, of those in `path`, all of one start of the job; None: those of the newest.
+    `may_trace`: whether py-spy may pause the processes; without it stacks are those that `faulthandler` left.
     """
     flights, notes = read_rings(path, only)
     host = socket.gethostname()
     alive = [_lives(flight, host) for flight in flights]
-    latest, _ = newest_start(flights, alive)
+    # Whoever names rings knows that they are of one start: ranks may record from their first wait for one that has not.
+    most_ns = SAME_START_NS if only is None else math.inf
+    latest, _ = newest_start(flights, alive, most_ns)
     folder = path.parent if path.is_file() else path
     is_opening = with_stacks and may_trace and not any(flight.words[ring.NUM_STEPS] for flight, _ in latest.values())
     beside = _beside_those(latest) if is_opening else {}
@@ -92,7 +105,7 @@ def look_closer(
     clock_ns = time.monotonic_ns()
     # Rings once more: in the meantime somebody may have moved on, and positions must not be older than stacks.
     again, _ = read_rings(path, only)
-    newer, _ = newest_start(again, [None] * len(again))
+    newer, _ = newest_start(again, [None] * len(again), most_ns)
     views = []
     for (rank, (flight, _)), process in zip(latest.items(), seen, strict=True):
         current = newer[rank][0] if rank in newer and newer[rank][0].identity == flight.identity else flight

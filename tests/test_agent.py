@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ import pytest
 from eroica import bus
 from eroica.agent import KEPT_STARTS, Agent
 from eroica.captures import Readers
-from eroica.ring import Ring
+from eroica.ring import NUM_STEPS, Ring
 
 _LEAVE = """
 import sys
@@ -69,3 +69,22 @@ def test_rings_of_starts_that_are_long_over_are_removed_where_the_folder_is_ours
     left = {path.stem for path in tmp_path.glob("*.ring")}
     assert {"100", "101", "102"} <= left
     assert len(left) == (KEPT_STARTS if clears else KEPT_STARTS + 7)
+
+
+def test_a_look_sees_ranks_that_began_to_record_long_before_the_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link, told = bus.Bus(), list[bus.Message]()
+    link.subscribe((bus.Looked,), told.append)
+    agent = Agent(tmp_path, link, host="a", readers=Readers())
+    with closing(agent), ExitStack() as opened:
+        for rank, at_s in ((1, 0), (2, 0), (0, 900)):  # rank 0 prepared the data, and the others waited for it
+            monkeypatch.setattr("eroica.ring.time_ns", lambda at_s=at_s: (1_000_000 + at_s) * 10**9)
+            own = opened.enter_context(closing(Ring.create(tmp_path / f"{rank}.ring", rank=rank, world_size=3)))
+            own.note(job="j")
+            own.set(NUM_STEPS, 1)
+        agent.poll(time.monotonic_ns())
+        link.publish(bus.LookCloser(look=1))
+        link.deliver()
+        (looked,) = told
+        assert isinstance(looked, bus.Looked) and sorted(view.rank for view in looked.views) == [0, 1, 2]
