@@ -300,6 +300,8 @@ class Coordinator:
         if standing.generation == self._generation and not self._is_disputed(standing):
             self.standings[standing.rank] = standing
             self._ranks_of.setdefault(standing.host, set()).add(standing.rank)
+            if standing.is_alive:
+                self._dead.discard(standing.rank)  # another host may tell late of a death before this start
             if self._halted and self._halted.get(standing.rank) != standing.count:
                 self._halted = {}
             if not standing.is_alive and self.window is not None:

@@ -610,6 +610,20 @@ def test_a_death_without_an_explanation_does_not_hide_the_next() -> None:
     assert job.count_of(LookCloser) == 2
 
 
+def test_a_death_of_an_earlier_start_that_is_told_late_hides_none_of_this_one() -> None:
+    job = Job(explains=False)
+    job.stand(50)
+    job.stand(30, generation=1)  # as another host tells first
+    job.tell(Died(rank=2, pid=9))
+    job.look_closer()
+    job.stand(31, generation=1)
+    job.notice(generation=1)
+    job.answer(State.PREPARED, [0, 1, 3])
+    assert job.count_of(Commit) == 0  # rank 2 lives, and is waited for
+    job.tell(Died(rank=2, pid=10))
+    assert job.count_of(LookCloser) == 2
+
+
 def test_a_host_that_does_not_answer_is_not_waited_for_forever() -> None:
     job = Job(num_ranks=3)
     job.stand(50)
