@@ -226,7 +226,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closed:
-    """The diagnosis of a window is made: its captures are needed no more."""
+    """The diagnosis of a window is made, or it was given up: its captures are needed no more."""
 
     window: int
     diagnosis: str = ""

@@ -30,6 +30,7 @@ from eroica import codec
 from eroica.bus import (
     Abort,
     Answered,
+    Closed,
     Commit,
     CountersRead,
     Died,
@@ -202,9 +203,7 @@ class Coordinator:
         if stage == "waiting":
             self._wanted = None
         elif stage:
-            assert self.window is not None
-            self._publish(Abort(window=self.window.number))
-            self.window = None
+            self._abort()
             self._begin(now_ns)
         return bool(stage)
 
@@ -673,13 +672,20 @@ class Coordinator:
         laps = [lap for history in window.histories.values() for lap in history.laps if lap.step in steps]
         return bool(laps) and not any(cause.is_like(lap.num_batches, lap.num_collectives) for lap in laps)
 
+    def _abort(self) -> None:
+        """Have the window under way left, and what some ranks may have written of it deleted."""
+        window, self.window = self.window, None
+        assert window is not None
+        if window.committed:
+            self._publish(Closed(window=window.number))
+        self._publish(Abort(window=window.number))
+
     def _leave(self, now_ns: int) -> None:
         """Give up the window under way."""
         if self.window is not None:
-            self._publish(Abort(window=self.window.number))
             if self.window.trigger == "baseline":
                 self.has_baseline = False
-            self.window = None
+            self._abort()
             self._rest_until_ns = now_ns
         self.look = None
 

@@ -11,6 +11,7 @@ from eroica.background import History, Lap
 from eroica.bus import (
     Abort,
     Answered,
+    Closed,
     Commit,
     Died,
     Ending,
@@ -307,6 +308,21 @@ def test_a_silence_or_a_death_ends_the_window_under_way() -> None:
     job.answer(State.PREPARED)
     job.tell(Died(rank=3, pid=1))
     assert job.count_of(Abort) == 1 and job.coordinator.window is None and job.count_of(LookCloser) == 1
+
+
+def test_captures_of_a_window_that_is_given_up_are_let_go() -> None:
+    job = Job()
+    job.stand(50)
+    job.notice()
+    job.answer(State.PREPARED)
+    job.answer(State.DONE, [0, 1])  # these have written theirs
+    job.notice(Change.STALLED)
+    assert [message.window for message in job.sent if isinstance(message, Closed)] == [job.prepared.window]
+    other = Job()
+    other.stand(50)
+    assert other.coordinator.ask(other.now_ns, asked="w-1") == ""
+    other.answer(State.PREPARED)
+    assert other.coordinator.cancel("w-1", other.now_ns) and other.count_of(Closed) == 1
 
 
 def test_a_silence_that_may_last_is_looked_at_and_leaves_the_window_alone() -> None:
