@@ -224,6 +224,11 @@ class Coordinator:
         return any(window is not None and window.frames is Frames.SIZED for window in (self.window, self._wanted))
 
     @property
+    def is_halted(self) -> bool:
+        """It was told why ranks stand still, and none of them has gone on since."""
+        return bool(self._halted)
+
+    @property
     def start(self) -> tuple[int, int]:
         """The how manieth training it is, and the how manieth start of that."""
         return self._turn, self._generation

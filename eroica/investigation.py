@@ -259,7 +259,8 @@ class Investigation:
             return False
         verdict = diagnosis.verdict
         halt = self.coordinator.start, diagnosis.kind, verdict.cause, verdict.scope, verdict.ranks
-        if halt != self._halt:
+        is_over = diagnosis.kind == "hang" and not self.coordinator.is_halted
+        if halt != self._halt or is_over:
             self._halt = halt
             self._report(diagnosis, None, look.trigger, None)
         elif look.trigger is not None:

@@ -52,19 +52,23 @@ class Agent:
         self._link, self._host, self._ranks, self.made = link, host, ranks, made
         self.closed: list[bus.Closed] = []
         link.subscribe((bus.Prepare, bus.Commit, bus.Closed), self._take)
-        for rank in ranks:
-            link.publish(
+        self.stand(117)
+
+    def stand(self, count: int) -> None:
+        """Its ranks have made so many steps."""
+        for rank in self._ranks:
+            self._link.publish(
                 bus.Standing(
-                    host=host,
+                    host=self._host,
                     rank=rank,
                     world_size=8,
                     generation=0,
-                    training=f"of {host}",
+                    training=f"of {self._host}",
                     unit=Unit.STEPS,
-                    count=117,
+                    count=count,
                     per_iteration=1,
-                    aligned=117,
-                    num_iterations=117,
+                    aligned=count,
+                    num_iterations=count,
                     iteration_s=1.0,
                     is_alive=True,
                 )
@@ -286,6 +290,19 @@ def test_a_hang_is_told_once_however_many_ranks_notice_it_one_after_the_other_an
     job.agents[0].notice(Change.STALLED)
     job.go_on()
     assert len(job.told) == 2
+
+
+def test_a_hang_that_comes_back_is_told_again_also_where_an_agent_that_is_new_has_not_seen_the_first() -> None:
+    job = Halted(waiting)
+    job.go_on()
+    job.agents[0].notice(Change.STALLED)
+    job.go_on()
+    for agent in job.agents:
+        agent.stand(130)
+    job.go_on()
+    job.agents[0].notice(Change.STALLED)
+    job.go_on()
+    assert [incident.diagnosis.kind for incident in job.told] == ["hang", "hang"]
 
 
 def test_a_save_that_the_others_wait_for_is_told_once_however_long_it_takes() -> None:
