@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -146,6 +147,20 @@ def test_what_a_script_changes_is_noted_as_soon_as_a_window_begins(tmp_path: Pat
         gc.set_threshold(*before)
     changed = read_flight(ring.path).notes[-1]["environment"]
     assert isinstance(changed, dict) and str(changed["gc.thresholds"]).startswith(str(before[0] + 1))
+
+
+def test_a_precision_that_torch_cannot_tell_leaves_only_itself_out() -> None:
+    code = """
+import torch
+from eroica.probe.environment import changeable
+had = changeable()
+torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+print(sorted(had.keys() - changeable().keys()))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(environment.__file__).parents[2]
+    )
+    assert done.stdout == "['torch.matmul_precision']\n", done.stderr
 
 
 def test_who_asks_for_anomaly_detection_is_noted_with_what_a_traceback_takes_once(

@@ -10,6 +10,7 @@ Environment variables come by an allow-list of prefixes, and never under names t
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -82,7 +83,8 @@ def changeable() -> dict[str, Value]:
     for name, function in asked.items():
         ask = getattr(torch, function, None)
         if ask is not None:
-            found[name] = ask()
+            with contextlib.suppress(RuntimeError):  # no answer where precisions are set by backend, from 2.9 on
+                found[name] = ask()
     cudnn = getattr(getattr(torch, "backends", None), "cudnn", None)
     if cudnn is not None:
         found["torch.cudnn.benchmark"] = bool(getattr(cudnn, "benchmark", False))
