@@ -167,6 +167,27 @@ RECORDER.look(RECORDER.ring)
     assert ring.words[flight.HOOK_NS] >= 10**9 and ring.words[flight.ONE_STEP_IN] > 1
 
 
+@pytest.mark.slow
+def test_a_sparse_gradient_is_recorded_with_the_size_that_all_ranks_agree_on(tmp_path: Path) -> None:
+    code = """
+import sys, torch
+import torch.distributed as dist
+import eroica
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+gradient = torch.sparse_coo_tensor([[0, 2]], [1.0, 2.0], (5,), check_invariants=True)
+dist.all_reduce(gradient)
+print(gradient.to_dense().tolist())
+dist.destroy_process_group()
+"""
+    said = _run("-c", code, str(tmp_path / "rendezvous"), EROICA_RING_DIR=str(tmp_path / "rings"))
+    assert said == "[1.0, 0.0, 2.0, 0.0, 0.0]\n"
+    (ring,) = _rings(tmp_path / "rings")
+    assert ring.words[flight.STATE] == flight.ENDED
+    assert [(OPS[r.op], r.num_bytes, r.raised) for r in ring.records if r.kind == COLLECTIVE] == [
+        ("allreduce", 20, False)
+    ]
+
+
 def test_no_launcher_nor_tool_nor_test_runner_is_armed_and_a_script_is() -> None:
     code = """
 import json, sys

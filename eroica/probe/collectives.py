@@ -197,12 +197,12 @@ def _kernel(torch: Any, distributed: Any, name: str) -> Callable[..., Any]:
             payload = args[payload_at]
             while isinstance(payload, list) and payload and (len(payload) == 1 or isinstance(payload[0], list)):
                 payload = payload[0]
-            if isinstance(payload, list):
-                tensor = payload[0] if payload else None
-                num_bytes = sum(part.nbytes for part in payload)
-            else:
-                tensor = payload
-                num_bytes = tensor.nbytes
+            is_list = isinstance(payload, list)
+            tensor = (payload[0] if payload else None) if is_list else payload
+            try:
+                num_bytes = sum(part.nbytes for part in payload) if is_list else tensor.nbytes
+            except RuntimeError:  # a sparse one: what it holds differs over ranks, and its size does not
+                num_bytes = sum(part.numel() * part.element_size() for part in (payload if is_list else [payload]))
             if tensor is None or not tensor.is_meta:  # else somebody works out shapes, and nothing is sent
                 handle = unbox_group(args[group_at])
                 group = _by_address.get(id(handle))
