@@ -149,6 +149,30 @@ def test_what_a_script_changes_is_noted_as_soon_as_a_window_begins(tmp_path: Pat
     assert isinstance(changed, dict) and str(changed["gc.thresholds"]).startswith(str(before[0] + 1))
 
 
+def test_a_data_set_is_looked_at_without_running_its_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lazy:
+        """Opens its file when it is first asked for it, which is to be in a worker."""
+
+        @property
+        def dataset(self) -> list[int]:
+            raise FileNotFoundError("opened in the wrong process")
+
+        def __getitem__(self, index: int) -> int:
+            return self.dataset[index]
+
+    class Part:
+        def __init__(self, dataset: object) -> None:
+            self.dataset = dataset
+
+    seen = Environment()
+    monkeypatch.setattr(RECORDER, "environment", seen)
+    ring = Ring.create(tmp_path / "a.ring", rank=0, world_size=1)
+    seen.look(ring, 1)
+    options.of_loader(ring, SimpleNamespace(_dataset=Part(Lazy()), _num_workers=2))
+    told = merged(read_flight(ring.path).notes)
+    assert str(told["loader.1.data"]).endswith("Lazy") and told["loader.1.num_workers"] == 2
+
+
 def test_a_precision_that_torch_cannot_tell_leaves_only_itself_out() -> None:
     code = """
 import torch

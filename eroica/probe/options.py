@@ -43,7 +43,8 @@ def of_loader(ring: Ring, iterator: Any) -> None:
 def _data_set(data: Any) -> dict[str, object]:
     """Class of a data set and the line at which its samples are made, below what merely wraps or chooses from it."""
     for _ in range(_MOST_WRAPPERS):
-        inner = getattr(data, "dataset", None)
+        # Not `data.dataset`, which may be code of the user's: one that opens a file in each worker, say.
+        inner = getattr(data, "__dict__", {}).get("dataset")
         if not hasattr(type(inner), "__getitem__") and not hasattr(type(inner), "__iter__"):
             break
         data = inner
