@@ -215,6 +215,39 @@ os._exit([thread.tid for thread in sampler.seen()] != [os.getpid()])
 """
 
 
+@pytest.mark.slow
+def test_events_are_not_read_in_python_on_a_torch_that_does_so_when_a_window_ends(tmp_path: Path) -> None:
+    code = """
+import torch
+from torch.autograd.profiler import profile
+leave, read, num_read = profile.__exit__, profile._parse_kineto_results, []
+
+def leave_and_read(self, *error):       # as up to torch 2.5
+    leave(self, *error)
+    self.function_events
+
+def count(self, *args, **more):
+    num_read.append(1)
+    return read(self, *args, **more)
+
+profile.__exit__, profile._parse_kineto_results = leave_and_read, count
+from eroica.commands import Command, Verb
+from eroica.probe.recorder import RECORDER
+from eroica.ring import post
+optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+for step in range(8):
+    optimizer.step()
+    if step < 2:
+        verb = (Verb.PREPARE, Verb.COMMIT)[step]
+        post(RECORDER.ring.path, Command(window=1, verb=verb, start=4, num_steps=2).word())
+RECORDER.capture.finish(RECORDER.ring)
+print(len(num_read), len(list(RECORDER.ring.path.parent.glob("captures/1/rank0.json"))))
+"""
+    environ = _environ(RANK="0", WORLD_SIZE="1", EROICA_RING_DIR=str(tmp_path / "rings"))
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=SECONDS)
+    assert done.stdout == "0 1\n", done.stderr
+
+
 def test_stacks_of_a_rank_that_was_forked_are_those_of_its_own_thread() -> None:
     ended = subprocess.run([sys.executable, "-c", LOOKED_AT_BY_A_CHILD], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
