@@ -255,6 +255,27 @@ except ModuleNotFoundError as error:
     ]
 
 
+@pytest.mark.parametrize("home", ["fsdp/_fully_shard/_fully_shard", "_composable/fsdp/fully_shard"])
+def test_fully_shard_is_found_where_torch_has_it_and_where_it_had_it_up_to_2_5(tmp_path: Path, home: str) -> None:
+    path = tmp_path / "torch" / "distributed" / f"{home}.py"
+    path.parent.mkdir(parents=True)
+    path.write_text("def fully_shard(module): return module\n")
+    for package in path.relative_to(tmp_path).parents[:-1]:
+        (tmp_path / package / "__init__.py").touch()
+    code = f"""
+import eroica
+from torch.distributed.{home.replace("/", ".")} import fully_shard
+from eroica.probe.phases import EVALUATION
+
+class Model:
+    training = True
+
+model = fully_shard(Model())
+print([known() is model for known in EVALUATION.models])
+"""
+    assert _run("-c", code, PYTHONPATH=f"{tmp_path}:{ROOT}") == "[True]\n"
+
+
 def test_the_child_of_a_rank_writes_nothing_and_the_child_of_another_may_become_a_rank(tmp_path: Path) -> None:
     code = """
 import gc, os, sys

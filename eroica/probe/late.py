@@ -44,6 +44,7 @@ HOOKED = {
     "torch.distributed.checkpoint.state_dict_loader": "restorer",
     "torch._dynamo.callback": "compiler",
     "torch.nn.parallel.distributed": "data parallel",
+    "torch.distributed._composable.fsdp.fully_shard": "fully shard",  # up to torch 2.5; later ones only name it there
     "torch.distributed.fsdp._fully_shard._fully_shard": "fully shard",
 }
 """Modules and the function of `hooks` that is called once each has run. `torch` imports most of the others itself,
