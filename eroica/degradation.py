@@ -118,7 +118,7 @@ WARM_UP = 10
 SLOWER = 1.25
 """Times the slow level: slower still, and news again."""
 KINDS = 16
-"""Kinds of iterations told apart; those beyond are not judged."""
+"""Kinds of iterations told apart; while all of them keep coming, those beyond are not judged."""
 IRREGULAR = 12
 """Times in SPAN that make irregular ones recurring. Unrelated hiccups come in one of a hundred iterations: 12 of them
 in 300 have a chance of 1e-4. Three or four suffice at equal distances (`_spacing`)."""
@@ -271,12 +271,22 @@ class Degradation:
                 return track
         for old in [k for k in self._tracks if k[0] < iteration.unit]:  # The unit was learnt anew.
             self._num_tracks -= len(self._tracks.pop(old))
-        if self._num_tracks >= KINDS:
+        if self._num_tracks >= KINDS and not self._forget_oldest(iteration.number):
             return None
         new = Pace(num)
         self._tracks.setdefault(kind, []).append(new)
         self._num_tracks += 1
         return new
+
+    def _forget_oldest(self, number: int) -> bool:
+        """Drop the kinds of the batches that did not come for longest, if that is long ago: of a data set that was made
+        for one epoch, say."""
+        seen = {kind: max(track.last_number for track in tracks) for kind, tracks in self._tracks.items()}
+        oldest = min(seen, key=lambda kind: seen[kind])
+        if number - seen[oldest] <= SPAN:
+            return False
+        self._num_tracks -= len(self._tracks.pop(oldest))
+        return True
 
     def _yardstick(self, iteration: Iteration, track: Pace) -> Pace:
         """The iterations that say whether this one is long: its own kind or, while these are few, those with a batch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from math import exp, pi, sin
 
 import pytest
@@ -68,6 +69,15 @@ def test_a_step_in_the_duration_is_noticed_once_with_its_size(effect: float, sig
         assert 300 < found[0].number < 400
         assert found[0].observed_ns / found[0].baseline_ns == pytest.approx(effect, abs=3 * sigma)
         assert found[0].cost == pytest.approx(1 - found[0].baseline_ns / found[0].observed_ns)
+
+
+def test_data_sets_that_are_made_anew_for_each_shard_do_not_use_up_what_can_be_judged() -> None:
+    judge = Degradation()
+    found = []
+    for number, seconds in enumerate(noisy(1, 0.01, lambda i: 1.3 if i >= 24_300 else 1.0, 24_500)):
+        plain = iteration(number, number * S, seconds)
+        found += judge.add(replace(plain, loader=1 + number // 1000))  # without optimizers that can be seen
+    assert changes(found) == [Change.SLOW]
 
 
 def test_a_job_on_a_busy_host_that_becomes_slow_before_its_first_hundred_iterations_is_noticed() -> None:
