@@ -248,6 +248,38 @@ print(len(num_read), len(list(RECORDER.ring.path.parent.glob("captures/1/rank0.j
     assert done.stdout == "0 1\n", done.stderr
 
 
+@pytest.mark.slow
+def test_windows_leave_nothing_for_a_garbage_collector_that_is_switched_off(tmp_path: Path) -> None:
+    code = """
+import gc, threading
+import torch
+from eroica.commands import Command, Verb
+from eroica.probe.frames import Sampler
+from eroica.probe.recorder import RECORDER
+from eroica.ring import post
+gc.disable()
+optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+said = {0: (1, Verb.PREPARE, 3), 1: (1, Verb.COMMIT, 3)}
+said |= {5: (2, Verb.PREPARE, 8), 6: (2, Verb.COMMIT, 8), 8: (2, Verb.ABORT, 8)}
+for step in range(12):
+    optimizer.step()
+    if step in said:
+        window, verb, start = said[step]
+        if verb == Verb.PREPARE:
+            RECORDER.capture.finish(RECORDER.ring)
+        post(RECORDER.ring.path, Command(window=window, verb=verb, start=start, num_steps=2).word())
+    if step == 8:
+        num_running = sum(type(each) is Sampler for each in gc.get_objects())
+for thread in threading.enumerate():
+    if thread.name.startswith("eroica"):
+        thread.join()
+print(num_running, sum(type(each) is Sampler for each in gc.get_objects()))
+"""
+    environ = _environ(RANK="0", WORLD_SIZE="1", EROICA_RING_DIR=str(tmp_path / "rings"))
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=SECONDS)
+    assert done.stdout == "1 0\n", done.stderr
+
+
 def test_stacks_of_a_rank_that_was_forked_are_those_of_its_own_thread() -> None:
     ended = subprocess.run([sys.executable, "-c", LOOKED_AT_BY_A_CHILD], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr

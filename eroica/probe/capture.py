@@ -341,6 +341,7 @@ class _Window:
         self.doom: State | None = None
         """Why it is to be discarded, as another thread found."""
         self._sampler: Sampler | None = None
+        """It holds the window, too: let go of as the window ends, for jobs that run without the garbage collector."""
         self._collections: list[tuple[int, int, int]] = []
         """Garbage collections: thread, begin and end by the wall clock."""
         self._collecting: dict[int, int] = {}
@@ -379,7 +380,7 @@ class _Window:
                 self.profiler.__exit__(None, None, None)
         finally:
             if is_lost:
-                self.profiler = None
+                self.profiler = self._sampler = None
             ring.end(self._record, time.monotonic_ns() - self._begin_ns, is_lost)
 
     def detach(self) -> None:
@@ -411,6 +412,7 @@ class _Window:
             weave.weave(draft, self._events(draft))
             os.replace(draft, target)
         finally:
+            self._sampler = None
             for path in (draft, f"{draft}.tmp"):  # Kineto's own draft, if the disk was full
                 with contextlib.suppress(OSError):
                     os.unlink(path)
