@@ -200,7 +200,7 @@ def _kernel(torch: Any, distributed: Any, name: str) -> Callable[..., Any]:
             is_list = isinstance(payload, list)
             tensor = (payload[0] if payload else None) if is_list else payload
             try:
-                num_bytes = sum(part.nbytes for part in payload) if is_list else tensor.nbytes
+                num_bytes = sum(part.nbytes for part in payload) if is_list else payload.nbytes
             except RuntimeError:  # a sparse one: what it holds differs over ranks, and its size does not
                 num_bytes = sum(part.numel() * part.element_size() for part in (payload if is_list else [payload]))
             if tensor is None or not tensor.is_meta:  # else somebody works out shapes, and nothing is sent
