@@ -536,7 +536,7 @@ class Stacks(Answer):
     places: list[Place]
 
 
-_ID = re.compile(r"[0-9a-f]{12}")
+_ID = re.compile(r"[0-9a-f]{12}(-[0-9]{1,6})?")
 _FINDING = re.compile(r"F\d{1,4}")
 """As we number them. A message stands in no fence, so that no other is told there."""
 _MERGED = re.compile(r"([\d,-]+): (.*)", re.S)
@@ -695,12 +695,18 @@ def code_lines(excerpt: Excerpt) -> list[CodeLine]:
 
 
 def chosen(source: Source, id: str) -> Diagnosis:
-    """The diagnosis whose id begins so; the newest for "latest". Raises ToolError, EroicaError."""
+    """The diagnosis of that id, or the one whose id begins so; the newest for "latest".
+
+    What a coordinator finds again has the first one's id and a number, so that a whole id may begin others. Raises
+    ToolError, EroicaError.
+    """
     diagnoses = source.diagnoses()
-    matching = diagnoses[:1] if id == "latest" else [one for one in diagnoses if id and identity(one).startswith(id)]
+    matching = diagnoses[:1] if id == "latest" else [one for one in diagnoses if identity(one) == id]
     if not matching and _ID.fullmatch(id):
         older = source.one(id)
         matching = [older] if older is not None else []
+    if not matching:
+        matching = [one for one in diagnoses if id and identity(one).startswith(id)]
     if not matching and id == "latest":
         raise ToolError(f"there is no diagnosis yet. {HOW_TO_START}")
     if not matching:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -88,6 +90,39 @@ def test_a_running_job_is_profiled_and_its_diagnosis_told_with_the_numbers_of_it
         assert [row["seen_before"] for row in incidents] == [1, 0]
         assert incidents[1]["confirmed"] == "checkpoint_io: the NFS server"
         assert incidents[0]["id"] == again["diagnosis"]
+
+    ask(_setup(site), question)
+
+
+def test_a_diagnosis_is_found_by_its_whole_id_also_where_the_id_of_another_goes_on_from_it(site: Site) -> None:
+    async def question(client: Client) -> None:
+        first, second = [(await _profiled(client))["diagnosis"] for _ in range(2)]
+        site.kept()
+        assert second == f"{first}-2", "the same was found once more"
+        for id in (first, second):
+            assert (await _record(client, "get_diagnosis", id=id))["id"] == id
+        part = await client.call_tool("get_diagnosis", {"id": first[:6]})
+        assert part.is_error and "give more of it" in text_of(part)
+
+    ask(_setup(site), question)
+
+
+def test_a_diagnosis_that_is_no_longer_among_the_newest_is_found_by_its_id_with_or_without_a_number(site: Site) -> None:
+    site.client().start_window(JOB)
+    site.wait(lambda: bool(site.incidents), "a diagnosis")
+    (incident,) = site.incidents
+    for minute in range(60):
+        made = replace(incident.diagnosis, created=f"2026-11-03T10:{minute:02}:00Z")
+        site.in_loop(partial(site.chronicle.told, JOB, replace(incident, diagnosis=made)))
+    site.kept()
+
+    async def question(client: Client) -> None:
+        newest = (await _record(client, "get_diagnosis"))["id"]
+        content = newest.partition("-")[0]
+        assert newest == f"{content}-61"
+        for id, created in ((content, incident.diagnosis.created), (f"{content}-2", "2026-11-03T10:00:00Z")):
+            record = await _record(client, "get_diagnosis", id=id)
+            assert (record["id"], record["created"]) == (id, created)
 
     ask(_setup(site), question)
 
