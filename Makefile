@@ -11,7 +11,7 @@ help:
 	@echo 'make demo    a real four-rank training with a planted fault, diagnosed'
 	@echo 'make test    the tests, live demos included'
 	@echo 'make test-full  all of them: every demo and hang, the report in a real browser (apt-get install chromium), and'
-	@echo '             training under transformers, accelerate, Lightning and torchdata, and a client of MCP, which it installs (npm)'
+	@echo '             training under transformers, accelerate, Lightning and torchdata, and clients of MCP, which it installs (npm, pip)'
 	@echo 'make check   format, lint, types, layers and the quick tests, under a minute'
 	@echo 'make bench   speed, with the peers measured beside it'
 	@echo 'make evals   the catalogue of faults, live ones too, once through: evals/SCOREBOARD.md (an hour and a half)'
