@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +20,7 @@ from eroica.assist.conversing import Conversation, Limits, Reply
 from eroica.assist.toolbox import Toolbox, opened
 from eroica.cli import main
 from eroica.errors import EroicaError, UnavailableError, UserError
-from evals.llm.endpoint import Asked, Call, Fail, Model, Say, Serving, script, serving
+from evals.llm.endpoint import Asked, Call, Fail, Model, Say, Serving, Stall, script, serving
 from mcp_server.reader import Setup
 from mcp_server.server import build
 from tests import samples
@@ -259,6 +261,27 @@ def test_what_an_endpoint_does_wrong_is_one_sentence_without_its_key(
         asyncio.run(talk(at))
     assert says in str(caught.value)
     assert "sk-secret" not in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_an_endpoint_that_goes_silent_is_one_sentence(is_streamed: bool, tmp_path: Path) -> None:
+    save(tmp_path, samples.slow_input()[0])
+    # LangChain has a limit of its own beside that of the connection, logs that it was reached and says how it is set.
+    program = "import sys; from eroica.assist import endpoints; endpoints.TIMEOUT_S = float(sys.argv[1]); "
+    program += "from eroica.cli import main; sys.exit(main(sys.argv[2:]))"
+    limit, more = ("60", {"LANGCHAIN_OPENAI_STREAM_CHUNK_TIMEOUT_S": "0.3"}) if is_streamed else ("0.3", {})
+    with serving(script(Stall())) as at:
+        done = subprocess.run(
+            [sys.executable, "-c", program, limit, "chat", "why?", "--in", str(tmp_path), "--model", "scripted"],
+            env=os.environ | {"OPENAI_BASE_URL": at.url, "PYTHONPATH": str(Path(__file__).parent.parent)} | more,
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines() == [
+        f"eroica: asking scripted at {at.url}",
+        f"eroica chat: scripted at {at.url} does not answer: nothing came from it for {limit} s",
+    ]
 
 
 @pytest.mark.slow

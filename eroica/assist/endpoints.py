@@ -12,6 +12,7 @@ Used by `conversing` (chat) and `proposing` (edits for `eroica fix`).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +23,9 @@ from eroica.untrusted import clean
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
+
+# What it warns of comes as an error as well; where nobody has set up logging, Python would write it to stderr.
+logging.getLogger("langchain_openai").addHandler(logging.NullHandler())
 
 VARIABLE = "EROICA_MODEL"
 TIMEOUT_S = 120.0
@@ -122,11 +126,16 @@ def reached(endpoint: Endpoint) -> Iterator[None]:
 
     if endpoint.provider == "anthropic":
         from anthropic import AnthropicError as ClientError
+        from anthropic import APITimeoutError
     else:
-        from openai import OpenAIError as ClientError  # type: ignore[assignment]  # siblings without a common parent
+        from openai import APITimeoutError  # type: ignore[assignment]  # siblings without a common parent
+        from openai import OpenAIError as ClientError  # type: ignore[assignment]
     try:
         with tracing_context(enabled=False):
             yield
+    except (APITimeoutError, TimeoutError, httpx.TimeoutException, httpx2.TimeoutException):
+        # Of the client, of LangChain and of the connection, whichever is first; what they say is about their own knobs.
+        raise UnavailableError(f"{endpoint.what} does not answer: nothing came from it for {TIMEOUT_S:g} s") from None
     except (ClientError, httpx.HTTPError, httpx2.HTTPError) as error:
         raise UnavailableError(f"{endpoint.what} does not answer: {_reason(error, endpoint)}") from None
     except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:

@@ -60,7 +60,12 @@ class Fail:
     body: str
 
 
-Answer = Say | Call | Fail
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """The head of an answer, and nothing after it while the endpoint is there."""
+
+
+Answer = Say | Call | Fail | Stall
 Model = Callable[[Asked], Answer]
 
 
@@ -87,6 +92,7 @@ def script(*answers: Answer) -> Model:
 def serving(model: Model) -> Iterator[Serving]:
     """The endpoint, on a free port of this host."""
     lock = threading.Lock()
+    ended = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -103,6 +109,12 @@ def serving(model: Model) -> Iterator[Serving]:
                 answer = model(asked)
             if isinstance(answer, Fail):
                 self._send(answer.status, "application/json", answer.body.encode())
+            elif isinstance(answer, Stall):
+                self.send_response(200)
+                self.send_header("Content-Type", "text/event-stream")
+                self.send_header("Connection", "close")
+                self.end_headers()
+                ended.wait()
             elif body.get("stream"):
                 events = _their_events if is_theirs else _events
                 self._send(200, "text/event-stream", b"".join(events(answer, asked)))
@@ -128,6 +140,7 @@ def serving(model: Model) -> Iterator[Serving]:
     try:
         yield endpoint
     finally:
+        ended.set()
         server.shutdown()
         server.server_close()
         thread.join()
