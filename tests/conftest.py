@@ -24,7 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "full: needs a browser or training frameworks; runs with `-m full` only")
+    config.addinivalue_line("markers", "full: needs a browser, frameworks or a model; runs with `-m full` only")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
