@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import ast
 import re
+import threading
 from dataclasses import dataclass
 
 _LOCK = re.compile(r"(?i)lock|mutex|sem(aphore)?\b|cond(ition)?\b|guard|cv\b")
 """What a `with` must look like to be taken for one of a lock, unless the code assigns one to the name."""
 _MADE = re.compile(r"\b(Lock|RLock|Semaphore|BoundedSemaphore|Condition|allocate_lock)\(")
 _MOST_CHARS = 2_000_000
+_PARSING = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,13 @@ def lines_of(text: str) -> list[str]:
     return lines if lines[-1] else lines[:-1]
 
 
+def parsed(text: str) -> ast.Module:
+    """The program; raises what `ast.parse` does. One at a time: early releases of 3.11 count the depth of all threads
+    together, and raise SystemError where two of them parse by turns."""
+    with _PARSING:
+        return ast.parse(text)
+
+
 class Source:
     """One file, parsed once."""
 
@@ -47,7 +56,7 @@ class Source:
         self._tree: ast.Module | None = None
         if len(text) <= _MOST_CHARS:
             try:
-                self._tree = ast.parse(text)
+                self._tree = parsed(text)
             except (SyntaxError, ValueError, RecursionError, MemoryError):
                 self._tree = None
         self._locks = self._assigned() if self._tree is not None else frozenset[str]()

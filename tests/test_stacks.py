@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -289,3 +293,20 @@ def test_torchs_flight_recorder_tells_positions_and_its_damage_tells_nothing(tmp
     assert parse_flight_recorder({"pg_config": {"0": {"name": "0", "desc": "dp", "ranks": "[0, 1]"}}})[0][
         0
     ].members == (0, 1)
+
+
+def test_programs_are_read_in_several_threads_at_once() -> None:
+    text = Path(stacks.__file__).read_text()
+
+    def turn(phase: str, told: Mapping[str, int]) -> None:
+        time.sleep(0)  # a collection within a parse lets other threads go on
+
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(turn)
+    gc.set_threshold(20)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            assert all(source.line(1).text for source in pool.map(Source, [text] * 8))
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(turn)

@@ -25,7 +25,7 @@ from eroica.assist.endpoints import Endpoint, reached
 from eroica.assist.reading import is_test
 from eroica.errors import DataError, UserError
 from eroica.findings import Diagnosis, Finding
-from eroica.source import lines_of
+from eroica.source import lines_of, parsed
 from eroica.templates import render
 from eroica.untrusted import clean, clean_source, fence
 from eroica.wording import cause_name
@@ -175,7 +175,7 @@ def _refuse_reaching(change: Change, before: str) -> None:
 def _imports(text: str) -> set[str]:
     """Top names of imported modules."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parsed(text)):
         if isinstance(node, ast.Import):
             found |= {one.name.partition(".")[0] for one in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -186,7 +186,7 @@ def _imports(text: str) -> set[str]:
 def _names(text: str) -> set[str]:
     """Dotted names as they are written, and the modules that are imported."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parsed(text)):
         if isinstance(node, ast.Import):
             found |= {one.name for one in node.names}
         elif isinstance(node, ast.ImportFrom):

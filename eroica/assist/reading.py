@@ -13,6 +13,8 @@ import ast
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
+from eroica.source import parsed
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Loop = ast.For | ast.AsyncFor | ast.While
 MOST_CHARS = 1_000_000
@@ -37,7 +39,7 @@ class Code:
         """Relative to the repository, with slashes."""
         self.text = text
         try:
-            self.tree = ast.parse(text)
+            self.tree = parsed(text)
         except (ValueError, RecursionError, MemoryError) as error:
             raise SyntaxError(str(error)) from None
         self._parents: dict[ast.AST, ast.AST] = {}
