@@ -310,7 +310,11 @@ def granted(stacked: Stacked, rows: npt.NDArray[np.intp], activity: Activity) ->
 
 def granted_in(stacked: Stacked, rows: npt.NDArray[np.intp], columns: npt.NDArray[np.intp]) -> float:
     """The same in functions."""
-    told, weight = grants(stacked, rows, columns)
+    return mean_grant(*grants(stacked, rows, columns))
+
+
+def mean_grant(told: npt.NDArray[np.float64], weight: npt.NDArray[np.float64]) -> float:
+    """The mean of what `grants` gives; NaN = not measured."""
     return float((told * weight).sum() / weight.sum()) if weight.any() else float("nan")
 
 

@@ -585,9 +585,13 @@ class Coordinator:
         self._number = self._number % 65535 + 1
         return self._number
 
+    def is_of_window(self, message: Summarized) -> bool:
+        """It is of the window under way, and of a rank that this was proposed to: agents may tell anything."""
+        return self.window is not None and message.window == self.window.number and self.window.has(message.rank)
+
     def _summarized(self, message: Summarized, now_ns: int) -> None:
         window = self.window
-        if window is None or message.window != window.number or not window.has(message.rank):
+        if window is None or not self.is_of_window(message):
             return
         if message.summary is not None:
             window.undecoded[message.rank] = message.summary

@@ -301,11 +301,8 @@ class Coordinators:
             say(in_words(change))
 
         def took(message: bus.Message) -> None:
-            # Of the window that is under way and its ranks alone: an agent could fill the store otherwise.
-            window = self.jobs[job].coordinator.window
-            if window is None or not isinstance(message, bus.Summarized) or message.window != window.number:
-                return
-            if window.has(message.rank):
+            # Else an agent could fill the store.
+            if isinstance(message, bus.Summarized) and self.jobs[job].coordinator.is_of_window(message):
                 self.chronicle.took(job, link.session, message)
 
         link.subscribe((bus.Summarized,), took)  # before the investigation, which may close the window at that

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from eroica.blame import Indices
-from eroica.causes import BLOCKING, CROWDED, ON_THE_CPU, columns_of, granted_in, grants
+from eroica.causes import BLOCKING, CROWDED, ON_THE_CPU, columns_of, grants, mean_grant
 from eroica.collectives import Float64s
 from eroica.context import Context
 from eroica.findings import FunctionName
@@ -216,11 +216,8 @@ def _threads(stacked: Stacked, context: Context, iteration_s: float) -> Iterator
 def _granted(stacked: Stacked, rows: Indices) -> tuple[float, float]:
     """Share of the CPU time wanted that the training threads of these ranks got, NaN = not measured; and the seconds of
     an iteration in which they wanted it."""
-    columns = columns_of(stacked, ON_THE_CPU)
-    _, weight = grants(stacked, rows, columns)
-    if not weight.any():
-        return float("nan"), 0.0
-    return granted_in(stacked, rows, columns), float(np.median(weight.sum(1) * stacked.iteration_s[rows]))
+    told, weight = grants(stacked, rows, columns_of(stacked, ON_THE_CPU))
+    return mean_grant(told, weight), float(np.median(weight.sum(1) * stacked.iteration_s[rows]))
 
 
 # --- reductions again and again --------------------------------------------------------------------------------------

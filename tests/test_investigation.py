@@ -45,6 +45,16 @@ def summaries(slow: Sequence[int] = (SLOW,)) -> list[Summary]:
     return h.job(ranks)
 
 
+def rounds_until(ends: Ends, investigation: Investigation, condition: Callable[[], bool]) -> None:
+    """Messages go to and fro, and the time goes on, until it holds."""
+
+    def holds() -> bool:
+        investigation.tick(time.monotonic_ns())
+        return condition()
+
+    ends.rounds(holds)
+
+
 class Agent:
     """Answers for the four ranks of one host as an agent would."""
 
@@ -112,13 +122,7 @@ def diagnosed(
     all_of_them = summaries(slow)
     agents = [Agent(ends.agents[0], "a", range(4), all_of_them), Agent(ends.agents[1], "b", range(4, 8), all_of_them)]
 
-    def until(condition: Callable[[], bool]) -> None:
-        def holds() -> bool:
-            investigation.tick(time.monotonic_ns())
-            return condition()
-
-        ends.rounds(holds)
-
+    until = partial(rounds_until, ends, investigation)
     until(lambda: len(investigation.coordinator.standings) == 8)
     until(before(investigation))
     for agent in agents:
@@ -221,13 +225,7 @@ def test_a_job_that_was_paced_and_stands_still_is_told_to_have_been_paced() -> N
     for host, link in enumerate(ends.agents):
         link.subscribe((bus.LookCloser,), partial(look, link, host))
 
-    def until(condition: Callable[[], bool]) -> None:
-        def holds() -> bool:
-            investigation.tick(time.monotonic_ns())
-            return condition()
-
-        ends.rounds(holds)
-
+    until = partial(rounds_until, ends, investigation)
     until(lambda: len(investigation.coordinator.standings) == 8)
     until(pace(ends, investigation, seen))
     agents[0].notice(Change.STALLED)
