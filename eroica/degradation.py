@@ -126,8 +126,8 @@ in 300 have a chance of 1e-4. Three or four suffice at equal distances (`_spacin
 
 def are_alike(num: int, usual: int) -> bool:
     """Numbers of collectives of iterations of one kind. Other operations, other phase: a rollout calls other
-    collectives than training. A few more or fewer (a log line, a check) make no other kind."""
-    return usual / 2 <= num <= 2 * usual
+    collectives than training. A few more or fewer (a log line, a check) make no other kind, twice as many do."""
+    return num == usual or usual < 2 * num < 4 * usual
 
 
 @dataclass(slots=True)

@@ -403,7 +403,11 @@ def _drafts(
             changed = changes(context.baseline_environment, context.environment)
             drafts.extend(
                 with_records(stacked, excess_draft(stacked, e, pricer, iteration_s), context)
-                for e in common_excess(stacked, context.baseline, iteration_s, changed, recurs=recurrence is not None)
+                for e in common_excess(
+                    *(stacked, context.baseline, iteration_s, changed),
+                    recurs=recurrence is not None,
+                    is_noticed=context.noticed is not None,
+                )
                 # What helps nobody beside a finding is told where nothing else is; "unknown" would even stand above it.
                 if (e.activity not in moving if e.activity is not None else not drafts)
                 and not (e.is_diffuse and priced >= e.seconds)

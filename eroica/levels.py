@@ -6,6 +6,7 @@ idles while others wait for it is late for a reason that its trace does not hold
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -208,21 +209,46 @@ def _is_common(stacked: Stacked, baseline: Stacked, gap_s: float) -> bool:
     return int((lengths > LONG_STEP * usual_s).sum()) >= FEW_STEPS_LONG
 
 
+NOT_BY_CHANCE = 3.0
+"""Standard errors by which two windows must differ, unless the pace of many iterations has shown it."""
+
+
+def _may_be_chance(baseline: Stacked, num_steps: int, gap_s: float) -> bool:
+    """Healthy iterations vary by so much that two windows of one job may lie that far apart.
+
+    By the robust spread of the healthy ones; 1.2533 of it is the standard error of a median of one.
+    """
+    lengths = np.nanmedian(baseline.length_s, axis=0)
+    lengths = lengths[np.isfinite(lengths)]
+    if len(lengths) < 2 or not num_steps:
+        return False
+    spread_s = 1.4826 * float(np.median(np.abs(lengths - np.median(lengths))))
+    return gap_s < NOT_BY_CHANCE * 1.2533 * spread_s * math.sqrt(1 / len(lengths) + 1 / num_steps)
+
+
 def common_excess(
-    stacked: Stacked, baseline: Stacked, iteration_s: float, changed: Sequence[Change] = (), *, recurs: bool = False
+    stacked: Stacked,
+    baseline: Stacked,
+    iteration_s: float,
+    changed: Sequence[Change] = (),
+    *,
+    recurs: bool = False,
+    is_noticed: bool = False,
 ) -> list[Excess]:
     """What all ranks do more of than in the healthy window, by activity; a job of one rank has nothing else to be
     compared with. `changed`: settings of all ranks that are not as they were.
 
     If they take longer and no work of theirs has grown, one excess without an activity says that: a slower job is not
     to pass for a healthy one because nothing explains it. `recurs`: single long steps are known to come
-    again and again.
+    again and again. `is_noticed`: that the job is slower is known from many more iterations than the window's.
     """
     before_s = float(np.median(baseline.iteration_s))
     everyone = np.arange(len(stacked), dtype=np.intp)
     now, then = (np.median(of.activity_beta * of.iteration_s[:, None], axis=0) for of in (stacked, baseline))
     gap = iteration_s - before_s
     if gap < EFFECT_FLOOR * 2 * before_s or not (recurs or _is_common(stacked, baseline, gap)):
+        return []
+    if not is_noticed and _may_be_chance(baseline, len(stacked.steps), gap):
         return []
     rises = _rises(stacked, baseline)
     found = []

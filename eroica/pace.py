@@ -24,6 +24,8 @@ WINDOWS = (10, 40, 160)
 GUARDS = (0.95, 0.80, 0.67)
 """And the quantile of healthy iterations that such a median must exceed too. A median of n independent iterations does
 so by chance once in 1e5, whatever their distribution: this is what keeps two-mode jobs and L-BFGS silent."""
+LOW_GUARD = 0.05
+"""And the quantile that the median of the last 10 must fall below for the level to have fallen."""
 MARGIN = 1.5
 """Standard errors by which a median must exceed EFFECT, so that 3 % of daily swing and 1 % of noise do not add up."""
 STANDARD_ERRORS = 5.0
@@ -62,18 +64,18 @@ class _Rolling:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._values: deque[int] = deque()
+        self.values: deque[int] = deque()
         self.ranked: list[int] = []
 
     def add(self, value: int) -> None:
-        if len(self._values) == self.size:
-            del self.ranked[bisect_left(self.ranked, self._values.popleft())]
-        self._values.append(value)
+        if len(self.values) == self.size:
+            del self.ranked[bisect_left(self.ranked, self.values.popleft())]
+        self.values.append(value)
         insort(self.ranked, value)
 
     @property
     def full(self) -> bool:
-        return len(self._values) == self.size
+        return len(self.values) == self.size
 
     def median(self) -> float:
         n = len(self.ranked)
@@ -92,6 +94,8 @@ class _Level:
     """So many iterations tell as much as one independent one would: 1 without correlation of neighbours."""
     guards_ns: tuple[int, ...]
     """Quantiles GUARDS."""
+    low_guard_ns: int
+    """Quantile LOW_GUARD."""
 
     @property
     def error(self) -> float:
@@ -106,9 +110,8 @@ class _Level:
         # Of a first-order process, whose differences scatter less than its values by 1 - rho.
         alike = 1 - (_step(durations) / max(_spread(ranked), 1.0)) ** 2
         rho = min(max(alike, 0.0), 0.98)
-        return cls(
-            middle, n, _spread(ranked) / middle, (1 + rho) / (1 - rho), tuple(ranked[int(q * n)] for q in GUARDS)
-        )
+        guards_ns, low_guard_ns = tuple(ranked[int(q * n)] for q in GUARDS), ranked[int(LOW_GUARD * n)]
+        return cls(middle, n, _spread(ranked) / middle, (1 + rho) / (1 - rho), guards_ns, low_guard_ns)
 
 
 def _spread(ranked: Sequence[int]) -> float:
@@ -135,11 +138,6 @@ class Pace:
 
     def __init__(self, num_collectives: int) -> None:
         self.num_collectives = num_collectives
-        self.windows: tuple[_Rolling, ...] = tuple(_Rolling(n) for n in WINDOWS)
-        self.span = _Rolling(SPAN)
-        self.level: _Level | None = None
-        self.limits: tuple[float, ...] = (EFFECT,) * len(WINDOWS)
-        """How far above the level, as a share, the median of each window may lie."""
         self.last_number = 0
         self.slow: int | None = None
         """Index of the window that showed that it is slow."""
@@ -148,6 +146,15 @@ class Pace:
         self.settled = 0
         """Iterations of this kind until it is, and until the next longer one is too."""
         self.drifting = False
+        self._begin()
+
+    def _begin(self) -> None:
+        """Nothing is known of how long iterations take."""
+        self.windows: tuple[_Rolling, ...] = tuple(_Rolling(n) for n in WINDOWS)
+        self.span = _Rolling(SPAN)
+        self.level: _Level | None = None
+        self.limits: tuple[float, ...] = (EFFECT,) * len(WINDOWS)
+        """How far above the level, as a share, the median of each window may lie."""
         self._block: list[int] = []
         self._is_first = True
         self._healthy: deque[_Level] = deque(maxlen=9)
@@ -164,6 +171,7 @@ class Pace:
         for window in (*self.windows, self.span):
             window.add(duration_ns)
         self._block.append(duration_ns)
+        self._begin_anew_if_fallen()
         num = len(self._block)
         if num in GROWING and self.slow is None and (self.level is None or self.level.num < BLOCK):
             self._learn(_Level.of(self._block))
@@ -172,6 +180,22 @@ class Pace:
             self._learn(_Level.of(self._block[: -WINDOWS[1]] if self._is_first else self._block))
             self._is_first = False
             self._block.clear()
+
+    def _begin_anew_if_fallen(self) -> None:
+        """A warm-up is over, or a slowdown that was there from the first step on: what it took is no scatter of the new
+        level, and windows that are still half full of it tell of no slowdown."""
+        level, latest = self.level, self.windows[0]
+        if level is None or self.slow is not None or not latest.full:
+            return
+        most_ns = min(level.median_ns / (1 + self.limits[0]), float(level.low_guard_ns))
+        if latest.median() >= most_ns:
+            return
+        kept = [duration_ns for duration_ns in latest.values if duration_ns < most_ns]
+        self._begin()
+        for window in (*self.windows, self.span):
+            for duration_ns in kept:
+                window.add(duration_ns)
+        self._block = kept
 
     def learn_early(self) -> None:
         """A window of ours begins. What it may leave behind is to be told from what was before it, however few."""
