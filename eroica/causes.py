@@ -36,6 +36,8 @@ class Cause:
     ruled_out: tuple[str, ...]
     settings: tuple[str, ...] = ()
     """Names, as in the environment snapshot, of which one with a value bears this out."""
+    advice: str = ""
+    """What to do where it is more than the cause's own advice."""
 
 
 BLOCKING = Cause(
@@ -143,6 +145,12 @@ ADVICE = {
     ),
 }  # fmt: skip
 """One sentence or two for each cause that rules here can name."""
+OF_VALUES = (
+    "Compare the sizes of what this operator is given. Where they are the same, look at the values: CPUs take many "
+    "times as long for numbers close to zero (subnormal ones); torch.set_flush_denormal(True) on all ranks shows "
+    "whether it is that."
+)
+"""Of one operator on a host that takes longer for as many calls, with as much of a core."""
 
 
 def _work_share(
@@ -462,7 +470,8 @@ def cause_of(
             )
         if activity == Activity.OPERATOR and phase == Phase.OPTIMIZER:
             return Cause("unknown", False, "optimizer operators take longer on the host", same_work)
-        return Cause("unknown", False, "operators take longer on the host and no CPU counter tells why", same_work)
+        because = "operators take longer on the host and no CPU counter tells why"
+        return Cause("unknown", False, because, same_work, advice=OF_VALUES if spot else "")
     if not spot:
         return Cause("host_python", False, "Python on the training thread takes longer, in no one function", ())
     return Cause("host_python", True, "the time is spent in Python on the training thread", ())

@@ -72,7 +72,7 @@ class Ledger:
     waiting_s: Float32s
     """(I,) Owned by sends, receives, waits, and by collectives that cannot be joined."""
     top_function: Int32s
-    """(I,) Index, in the rank's patterns, of the function that exceeded its own median most; -1 = none."""
+    """(I,) Index, in the rank's patterns, of the function that exceeded its own lower quartile most; -1 = none."""
     top_excess_s: Float32s
     """(I,) By how much."""
     top_by_work: Float32s
@@ -174,7 +174,7 @@ def _means(values: Float64s, count: int) -> Float64s:
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """Per iteration of one rank the function that exceeded its own median most. Shapes (iterations,)."""
+    """Per iteration of one rank the function that exceeded its own lower quartile most. Shapes (iterations,)."""
 
     function: Int32s
     """Index in the rank's patterns; -1 = none."""

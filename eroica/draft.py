@@ -471,7 +471,7 @@ def finding_of(
         confidence=_confidence(draft, roles, partial, stacked.world_size > len(stacked)),
         evidence=tuple(keys),
         ruled_out=draft.cause.ruled_out,
-        advice=draft.advice or ADVICE.get(draft.cause.cause, ADVICE["unknown"]),
+        advice=draft.advice or draft.cause.advice or ADVICE.get(draft.cause.cause, ADVICE["unknown"]),
         device=device,
         link=draft.link,
     )

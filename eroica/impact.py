@@ -15,7 +15,7 @@ from eroica import replay
 from eroica.blame import Indices
 from eroica.collectives import Float64s
 from eroica.findings import Impact
-from eroica.localization import Roles, nan_median, unmarked_ranks
+from eroica.localization import Roles, lower_quartile, nan_median, unmarked_ranks
 from eroica.pattern import Stacked
 
 MODELLED = 0.5
@@ -92,9 +92,9 @@ class Pricer:
         return self._maximum(stacked.own_s - taken[:, None])
 
     def without_peaks(self, ranks: Indices | None) -> Impact:
-        """Each rank's steps held at its own median above its role's level: what rotating excess costs."""
+        """Each rank's steps held at its own lower quartile above its role's level: what rotating excess costs."""
         own = self._stacked.own_s
-        usual = self._level + nan_median(own - self._level, axis=1, keepdims=True)
+        usual = self._level + lower_quartile(own - self._level, axis=1, keepdims=True)
         after = own.copy()
         rows = slice(None) if ranks is None or not len(ranks) else ranks
         after[rows] = np.minimum(own[rows], usual[rows])

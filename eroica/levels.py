@@ -20,6 +20,7 @@ from eroica.causes import (
     CLOCK_DROP,
     CROWDED,
     LAUNCHING,
+    OF_VALUES,
     ON_THE_CPU,
     STARVATION_EXPLAINS,
     Cause,
@@ -34,6 +35,7 @@ from eroica.causes import (
 from eroica.changes import Change, of_versions, sentence
 from eroica.collectives import Float64s
 from eroica.critical_path import OWN_WORK, Activity
+from eroica.growth import growth_of
 from eroica.localization import EFFECT_FLOOR, INCOMPLETE, Roles
 from eroica.names import Phase
 from eroica.network import SLOWER, growth, lanes_of
@@ -263,7 +265,7 @@ def common_excess(
         columns = [k for k, f in enumerate(stacked.functions) if f.activity == activity]
         grown = max(columns, key=lambda k: float(rises[k]), default=None)
         is_spot = grown is not None and float(rises[grown]) >= SPOT_SHARE * rise
-        cause = _common_cause(stacked, baseline, activity, rise, is_spot)
+        cause = _common_cause(stacked, baseline, activity, rise, grown if is_spot else None)
         if cause.cause == "unknown":
             cause = _by_version(cause, changed)
         is_diffuse = activity in _NOISY and not is_spot and cause.cause in ("unknown", "host_python")
@@ -450,7 +452,9 @@ def _rises(stacked: Stacked, baseline: Stacked) -> Float64s:
     return np.array([s - then.get(f, 0.0) for f, s in zip(stacked.functions, now, strict=True)], np.float64)
 
 
-def _common_cause(stacked: Stacked, baseline: Stacked, activity: Activity, rise: float, is_spot: bool) -> Cause:
+def _common_cause(stacked: Stacked, baseline: Stacked, activity: Activity, rise: float, spot: int | None) -> Cause:
+    """`spot`: the function that holds most of what all ranks take longer; None = no single one."""
+    is_spot = spot is not None
     everyone = np.arange(len(stacked), dtype=np.intp)
     threads = other_threads(stacked, everyone) - other_threads(baseline, np.arange(len(baseline), dtype=np.intp))
     crowded = ""
@@ -488,6 +492,23 @@ def _common_cause(stacked: Stacked, baseline: Stacked, activity: Activity, rise:
     ]
     if activity == Activity.COMPUTE and ratios and np.median(ratios) < CLOCK_DROP:
         return Cause("gpu_throttle", True, "all clocks are lower than in the healthy window", ())
+    growth = growth_of(stacked, baseline, activity)
+    if activity == Activity.COMPUTE and growth is not None and growth.is_of_all():
+        told = ("gpu_throttle: clocks are those of the healthy window",) if ratios else ()
+        because = (
+            f"kernels of every kind take {growth.whole:.2f} times as long as in the healthy window, as many of them, "
+            "on all ranks: it is the devices that are slower, not what they are given"
+        )
+        return Cause("gpu_compute", False, because, (*told, *_NO_SINGLE_RANK), advice="" if told else _READ_CLOCKS)
+    alone = growth.of_one(spot) if growth is not None else None
+    if alone is not None and spot is not None:
+        factor, others = alone
+        because = (
+            f"all ranks take {factor:.2f} times as long for a call of {stacked.functions[spot].name} as in the healthy "
+            f"window, for as many calls; others of its kind take {others:.2f} times as long"
+        )
+        advice = OF_VALUES if activity == Activity.OPERATOR else ""
+        return Cause("unknown", False, because, _NO_SINGLE_RANK, advice=advice)
     if shared:
         return Cause(
             "unknown",
@@ -498,6 +519,10 @@ def _common_cause(stacked: Stacked, baseline: Stacked, activity: Activity, rise:
     return Cause("version_change", False, "the functions differ from those of the healthy window", _NO_SINGLE_RANK)
 
 
+_READ_CLOCKS = (
+    "Read the clocks, the power and the reasons to throttle of the devices (nvidia-smi -q -d PERFORMANCE,CLOCK), which "
+    "were not told here, and look for other processes on them."
+)
 OWN_THREADS = 0.5
 """Part of the longer time that other threads of these processes must run more, to be what takes the cores."""
 MORE_SYNCS = 1.1

@@ -45,7 +45,7 @@ def load_of(trace: Trace, iterations: Iterations) -> tuple[Float64s, bool]:
         name * iterations.count + step, weights=weights, minlength=len(names) * iterations.count
     ).reshape(len(names), iterations.count)
     # What there is in a few steps only (a log line, a metric) is another thing than more of the usual.
-    usual = np.median(each, axis=1)
+    usual = np.quantile(each, 0.25, axis=1, method="lower")
     uneven = (usual > 0) & (each.max(axis=1, initial=0) >= (1 + VARIES) * usual)
     return each[uneven].sum(axis=0).astype(np.float64), is_sized
 
@@ -57,7 +57,7 @@ def explained_by_load(own_s: Float64s, load: Float64s, is_sized: bool) -> Float6
     nothing = np.full(len(own_s), np.nan)
     if len(own_s) < FEW_STEPS or len(load) != len(own_s):
         return nothing
-    usual, usual_s = float(np.median(load)), float(np.median(own_s))
+    usual, usual_s = (float(np.quantile(values, 0.25, method="lower")) for values in (load, own_s))
     more, longer_s = load - usual, own_s - usual_s
     if usual <= 0 or usual_s <= 0 or not own_s.std() or not load.std():
         return nothing

@@ -246,6 +246,15 @@ def nan_median(values: npt.NDArray[np.floating], axis: int, keepdims: bool = Fal
     return result if keepdims else result.squeeze(axis)
 
 
+def lower_quartile(values: npt.NDArray[np.floating], axis: int, keepdims: bool = False) -> Float64s:
+    """The value a quarter up from the least along an axis, NaN left out; NaN where nothing is left."""
+    ordered = np.sort(values, axis=axis)  # NaN last
+    last = np.isfinite(values).sum(axis=axis, keepdims=True) - 1
+    picked = np.take_along_axis(ordered, np.maximum(last // 4, 0), axis=axis)
+    result = np.asarray(np.where(last >= 0, picked, np.nan), np.float64)
+    return result if keepdims else result.squeeze(axis)
+
+
 def _median(values: npt.NDArray[np.floating]) -> Float32s:
     """Median over rows, NaN left out, NaN where a column has none; columns in one go where nothing is missing."""
     if not values.size:

@@ -18,7 +18,7 @@ from eroica.causes import ON_THE_CPU, STARVATION_EXPLAINS, TUNING, WORK_EXPLAINS
 from eroica.collectives import Float64s
 from eroica.context import SLOW_STEP, PhaseRecord, Recurrence
 from eroica.critical_path import Activity
-from eroica.localization import EFFECT_FLOOR, Roles, family_quantile, nan_median
+from eroica.localization import EFFECT_FLOOR, Roles, family_quantile, lower_quartile, nan_median
 from eroica.names import ENGINE_WAIT_NAME, Phase
 from eroica.pattern import Function, Stacked
 from eroica.utilisation import MU_SOURCES
@@ -32,6 +32,9 @@ FEW_ROTATING = 3
 """Steps that make a rotating excess; one or two are hiccups, unless the series says that they recur."""
 ONE_RANK = 0.8
 """Share of the excess that one rank must hold to be named."""
+OF_QUARTER = 3.2
+"""Times the quarter of the cells that lie nearest to what is usual for their rank: the noise of single steps, a quarter
+more than the standard deviation of even noise. Half of the cells may be hit, and then the median is no noise."""
 NOTED_COVERAGE = 0.6
 """Share of the excess that the ranks' own records must cover to be its cause."""
 MOST_EVALUATED = 1 / 3
@@ -118,7 +121,7 @@ def common_peaks(
         return None, none
     over = own - nan_median(own, axis=1, keepdims=True)
     most = np.nanmax(np.where(np.isfinite(over), over, -np.inf), axis=0)
-    few = _lower_quartile(over)
+    few = lower_quartile(over, axis=0)
     length = nan_median(stacked.length_s, axis=1)
     kinds = np.append(_kinds(stacked), -1)[stacked.top_function]
     noise = max(1.4826 * float(np.nanmedian(np.abs(over))), SPREAD_FLOOR * iteration_s)
@@ -210,23 +213,16 @@ def _evaluated(stacked: Stacked, phases: Sequence[PhaseRecord]) -> npt.NDArray[n
     return steps if steps.mean() <= MOST_EVALUATED else np.zeros_like(steps)
 
 
-def _lower_quartile(values: Float64s) -> Float64s:
-    """(I,) Of each step over the ranks; NaN where no rank has it."""
-    ordered = np.sort(values, axis=0)  # NaN last
-    last = np.isfinite(values).sum(axis=0) - 1
-    picked = ordered[np.maximum(last // 4, 0), np.arange(values.shape[1])]
-    return np.where(last >= 0, picked, np.nan)
-
-
 def _peaks(values: Float64s, roles: Roles) -> Float64s:
     """(W, I) Each cell above its role in that step and above what is usual for that rank; NaN without peers."""
     over = np.full(values.shape, np.nan)
     for role in range(len(roles.names)):
         members = roles.members(role)
         if len(members) > 1:
-            # A quarter up from below: in a step that hits half of the ranks the median is nobody's usual length.
-            level = values[members] - _lower_quartile(values[members])
-            over[members] = level - nan_median(level, axis=1, keepdims=True)
+            # A quarter up from below: in a step that hits half of the ranks the median is nobody's usual length, nor
+            # is it on a rank that half of the steps hit.
+            level = values[members] - lower_quartile(values[members], axis=0)
+            over[members] = level - lower_quartile(level, axis=1, keepdims=True)
     return over
 
 
@@ -239,7 +235,7 @@ def _moving(
     if not len(seen):
         return none, 0.0
     noise = max(
-        1.4826 * float(np.median(np.abs(seen))),
+        OF_QUARTER * float(np.quantile(np.abs(seen), 0.25)),
         (HOST_SPREAD_FLOOR if is_host_only(stacked) else SPREAD_FLOOR) * iteration_s,
     )
     limit = max(3 * EFFECT_FLOOR * iteration_s, family_quantile(len(seen)) * noise)
@@ -382,18 +378,21 @@ the step is of another kind, and work is not what sets one rank apart."""
 
 
 def _is_work_of_all(stacked: Stacked, cells: npt.NDArray[np.intp]) -> bool:
-    """In most of these cells the other ranks have more of the same work than usual, too: generation and training by
-    turns differ in work from step to step, not from rank to rank."""
-    told = []
+    """In most of these cells the other ranks have more of the same work than usual, too, and so they have not in any
+    step: generation and training by turns differ in work from step to step, not from rank to rank."""
+    has_more = np.nan_to_num(stacked.top_by_work) >= WORK_EXPLAINS
+    told, anyway = [], []
     for w, i in cells:
         others = np.arange(len(stacked)) != w
         alike = (
-            (stacked.top_function[others, i] == stacked.top_function[w, i])
-            & (np.nan_to_num(stacked.top_by_work[others, i]) >= WORK_EXPLAINS)
-            & (stacked.top_excess_s[others, i] >= ALL_HAVE_IT * stacked.top_excess_s[w, i])
+            has_more[others]
+            & (stacked.top_function[others] == stacked.top_function[w, i])
+            & (stacked.top_excess_s[others] >= ALL_HAVE_IT * stacked.top_excess_s[w, i])
         )
-        told.append(float(alike.mean()) >= ALL_HAVE_IT)
-    return float(np.mean(told)) >= ALL_HAVE_IT
+        told.append(float(alike[:, i].mean()))
+        anyway.append(float(alike.mean()))
+    # Midway from what chance would give to all of them.
+    return float(np.mean(told)) >= max(ALL_HAVE_IT, (1 + float(np.mean(anyway))) / 2)
 
 
 def _rotating_cause(

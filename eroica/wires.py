@@ -30,6 +30,9 @@ QUEUED_APART = 2.0
 LOST = 0.002
 """Share of segments that are sent again where packets get lost; kernels that fill a queue lose some at its end."""
 FEW_LOST = 5
+LOSE_ALIKE = 0.5
+"""Part of the share that the busiest ways lose which the others lose too: packets get lost between all hosts, and which
+connection lasts longest is chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,11 +177,14 @@ def _edges(wires: Wires, host_of: Mapping[int, str], members: Collection[int]) -
 
 
 def _slow(edges: Mapping[tuple[str, str], _Edge], before: Mapping[tuple[str, str], _Edge]) -> list[tuple[str, str]]:
-    """The ways that keep the others waiting; all, where none differs."""
+    """The ways that keep the others waiting; all, where none differs or all lose packets alike."""
     rise = {pair: max(edge.busy - (before[pair].busy if pair in before else 0.0), 0.0) for pair, edge in edges.items()}
     order = sorted(rise, key=lambda pair: -rise[pair])
     if rise[order[0]] < LEAST_BUSY:
         return []
+    lost = {pair: edge.resent / max(edge.segments, 1.0) for pair, edge in edges.items()}
+    if min(lost.values()) >= max(LOST, LOSE_ALIKE * lost[order[0]]):
+        return order
     # The first gap from above, not the widest: acknowledgements of other ways that pass the slow one come late as well,
     # and make those busier than the rest, though by less than it is itself.
     for k, (one, other) in enumerate(pairwise(order)):

@@ -143,8 +143,9 @@ def markdown(
 _RULES = (
     "An entry's points are the mean over its cases, each at its nominal effect with a culprit drawn by chance; a case "
     "counts only if ranks, function and cause are right and nobody else was blamed. The bar is 97.5 % of the points of "
-    "grades A and B and no control blamed. Grade C (nobody knows the true cause) is counted apart; there an "
-    '"unknown" with what was ruled out is half a point.'
+    'grades A and B and no control blamed. Grade C (nobody knows the true cause) is counted apart. An "unknown" that '
+    "answers all else that is asked is half a point in grades B and C and nothing in grade A; one with what was ruled "
+    "out is half a point in grade C."
 )
 _BY_RANKS = (
     "with a window of steps, judged by ranks alone: whoever names only culprits is right, and where no rank is to "
@@ -192,16 +193,19 @@ def _asked_less(cases: Sequence[Case], counted: Mapping[str, Row]) -> list[str]:
             for answer in case.faults
         )
     ]
-    open_ = [case.id for case in cases if any("unknown" in answer.causes for answer in case.faults)]
+    open_ = [case for case in cases if any("unknown" in answer.causes for answer in case.faults)]
     so = [
-        name
-        for name in open_
-        if name in counted and any(said.right and said.cause == "unknown" for said in counted[name].said)
+        case.id
+        for case in open_
+        if case.id in counted and any(said.right and said.cause == "unknown" for said in counted[case.id].said)
     ]
     lines = [f"\nNeither a function nor words are asked for in {', '.join(vague)}."] if vague else []
     if open_:
         told = f"; it was said in {', '.join(so)}" if so else ""
-        lines.append(f'\n"Unknown" is among the right causes, for full points, in {", ".join(open_)}{told}.')
+        lines.append(f'\n"Unknown" is among the right causes in {", ".join(case.id for case in open_)}{told}.')
+    fair = [f"{case.id} ({case.unknown_is_fair})" for case in cases if case.unknown_is_fair]
+    if fair:
+        lines.append(f"\nIt is worth a whole point in {', '.join(fair)}.")
     return lines
 
 
@@ -444,7 +448,7 @@ def _is_wrong(said: Said, row: Row) -> bool:
 
 def _changed(cases: Sequence[Case]) -> list[str]:
     grown = [(case.id, why) for case in cases for why in case.changed]
-    lines = ["## Answers that grew after a miss", ""]
+    lines = ["## What was changed of answers and programs after a miss", ""]
     if not grown:
         return [*lines, "None: every answer stands as it was before the rules that must give it."]
     return lines + [f"- **{case}**: {why}" for case, why in grown]

@@ -76,6 +76,8 @@ class Case:
     folder: Path
     faults: tuple[Answer, ...] = ()
     tolerated: tuple[Answer, ...] = ()
+    unknown_is_fair: str = ""
+    """Why an "unknown" that answers all that is asked counts as any other answer; "": it does not (`evals.score`)."""
     changed: tuple[str, ...] = ()
     """What was added to the answer after a miss, and why."""
 

@@ -219,10 +219,16 @@ class Job:
         return self.effect * self.healthy_s
 
     def planted(
-        self, ranks: Sequence[int] = (), *, where: Sequence[Any] = (), hosts: Sequence[str] = (), fault: int = 0
+        self,
+        ranks: Sequence[int] = (),
+        *,
+        where: Sequence[Any] = (),
+        hosts: Sequence[str] = (),
+        links: Sequence[str] = (),
+        fault: int = 0,
     ) -> None:
-        """Say that fault number `fault` is now there: on whom, and in which functions (or classes). All ranks may call
-        it; the first one writes."""
+        """Say that fault number `fault` is now there: on whom, in which functions (or classes), which of `links` may be
+        named ("" for none; () where it is not asked). All ranks may call it; the first one writes."""
         if self.rank != 0:
             return
         self.onset = self.onset or {
@@ -236,7 +242,12 @@ class Job:
             file = os.path.basename(inspect.getsourcefile(thing) or "")
             places.append({"file": file, "first": first, "last": first + len(lines) - 1})
         self.faults += [{}] * (fault + 1 - len(self.faults))
-        self.faults[fault] = {"ranks": sorted(ranks), "hosts": sorted(hosts), "places": places}
+        self.faults[fault] = {
+            "ranks": sorted(ranks),
+            "hosts": sorted(hosts),
+            "places": places,
+            "links": sorted(links),
+        }
         record = {
             "world_size": self.world_size,
             "hosts": [*self.hosts] or [socket.gethostname()] * self.world_size,

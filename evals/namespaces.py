@@ -23,7 +23,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -98,6 +98,12 @@ def ask(change: Change) -> None:
     """Have the network changed; for rank 0, which does not wait for it."""
     line = json.dumps([type(change).__name__, asdict(change)]) + "\n"
     os.write(int(os.environ[_LINE]), line.encode())
+
+
+def links(one: Collection[str], other: Collection[str]) -> tuple[str, str]:
+    """How a finding may name the ways between two sides."""
+    first, second = "+".join(sorted(one)), "+".join(sorted(other))
+    return f"{first}-{second}", f"{second}-{first}"
 
 
 def hosts() -> tuple[str, ...]:

@@ -40,6 +40,8 @@ class Score:
     """The first verdict names one of the faults, or nothing in a control."""
     is_unknown: bool = False
     """Somebody was told that the cause is unknown, with what was ruled out."""
+    unknowns: tuple[bool, ...] = ()
+    """For each expected fault: it was found, and all that found it call its cause unknown."""
     right_findings: tuple[tuple[int, int], ...] = ()
     """(diagnosis, finding) of each that is right."""
     blaming_findings: tuple[tuple[int, int], ...] = ()
@@ -50,12 +52,20 @@ class Score:
         """All faults found, nobody else blamed."""
         return all(self.found) and not self.false_blames
 
-    def points(self, grade: str) -> float:
-        """From 0 to 1. Any false blame makes it 0; an honest "unknown" is worth a half where nobody knows (grade C)."""
+    def points(self, grade: str, *, unknown_is_fair: bool = False) -> float:
+        """From 0 to 1. Any false blame makes it 0; an honest "unknown" is worth nothing where the reports are sure of
+        the cause (grade A), and a half where it answers all else that is asked (B), or where nobody knows (C)."""
         if self.false_blames:
             return 0.0
-        half = 0.5 if grade == "C" and self.is_unknown else 0.0
-        return sum(1.0 if hit else half for hit in self.found) / len(self.found) if self.found else 1.0
+        if not self.found:
+            return 1.0
+        missed = 0.5 if grade == "C" and self.is_unknown else 0.0
+        unknown = 1.0 if unknown_is_fair else 0.0 if grade == "A" else 0.5
+        worth = [
+            (unknown if is_unknown else 1.0) if hit else missed
+            for hit, is_unknown in zip(self.found, self.unknowns, strict=True)
+        ]
+        return sum(worth) / len(worth)
 
 
 def _text(finding: Finding) -> str:
@@ -94,6 +104,8 @@ def wrong(finding: Finding, expected: Expected, truth: Truth, diagnosis: Diagnos
         return f"ranks {finding.ranks or 'none'} hosts {', '.join(finding.hosts) or 'none'}"
     if finding.cause not in answer.causes:
         return f"cause {finding.cause}"
+    if expected.links and (finding.link or "") not in expected.links:
+        return f"link {finding.link or 'none'}"
     asked, named = answer.place or answer.function is not None, answer.place and _is_planted_there(finding, expected)
     if answer.function is not None:
         named = named or bool(re.search(answer.function, _text(finding), re.IGNORECASE | re.MULTILINE))
@@ -125,11 +137,13 @@ def score(diagnoses: Sequence[Diagnosis], truth: Truth) -> Score:
     told = [(d, f, diagnosis, finding) for d, diagnosis in enumerate(diagnoses)
             for f, finding in enumerate(diagnosis.findings or _recovery(diagnosis))]  # fmt: skip
     found, near, costs, right = [], [], list[float | None](), set[tuple[int, int]]()
+    unknowns = []
     for expected in truth.faults:
         faults = [wrong(finding, expected, truth, diagnosis) for _, _, diagnosis, finding in told]
         hits = [entry for entry, fault in zip(told, faults, strict=True) if fault is None]
         right |= {(d, f) for d, f, _, _ in hits}
         found.append(bool(hits))
+        unknowns.append(bool(hits) and all(finding.cause == "unknown" for *_, finding in hits))
         if not hits:
             near.append(_closest([finding for *_, finding in told], faults, expected))
             costs.append(None)
@@ -152,6 +166,7 @@ def score(diagnoses: Sequence[Diagnosis], truth: Truth) -> Score:
         tuple(costs),
         verdict_right=any((d, 0) in right for d in range(len(diagnoses))) if truth.faults else not blames,
         is_unknown=any(finding.cause == "unknown" and finding.ruled_out for *_, finding in told),
+        unknowns=tuple(unknowns),
         right_findings=tuple(sorted(right)),
         blaming_findings=tuple(blamed),
     )

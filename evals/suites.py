@@ -55,7 +55,8 @@ class Result:
     @property
     def points(self) -> float:
         """0 to 1."""
-        return 0.0 if self.problem else self.score.points(self.case.grade)
+        fair = bool(self.case.unknown_is_fair)
+        return 0.0 if self.problem else self.score.points(self.case.grade, unknown_is_fair=fair)
 
 
 def unavailable(suite: str) -> str:
@@ -251,5 +252,6 @@ def truth_of(case: Case, planted: Mapping[str, Any]) -> Truth:
         ranks = frozenset(fault["ranks"])
         named = frozenset(fault.get("hosts") or ()) or frozenset(hosts[rank] for rank in ranks)
         places = tuple(Place(file=p["file"], first=p["first"], last=p["last"]) for p in fault["places"])
-        expected.append(Expected(answer, ranks, named, planted.get("cost_s"), places=places))
+        links = frozenset(fault.get("links") or ())
+        expected.append(Expected(answer, ranks, named, planted.get("cost_s"), places=places, links=links))
     return Truth(hosts=hosts, faults=tuple(expected), tolerated=case.tolerated)

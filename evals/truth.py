@@ -53,6 +53,8 @@ class Expected:
     magnitude: float = 0.0
     """The planter's own number, for people."""
     places: tuple[Place, ...] = ()
+    links: frozenset[str] = frozenset()
+    """What `link` of a right finding may be, "" for none; empty = not asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

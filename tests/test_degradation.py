@@ -239,6 +239,17 @@ def test_warm_up_and_compilation_of_the_first_steps_are_silent() -> None:
     assert not judged(noisy(24, 0.03, lambda i: 50.0 if i in (0, 1, 3, 7) else 1.0, 600))
 
 
+@pytest.mark.parametrize("warm", [15, 60, 104, 170])
+@pytest.mark.parametrize("times", [1.5, 5.0, 60.0])
+def test_a_long_warm_up_is_no_slowdown_afterwards_and_hides_none(warm: int, times: float) -> None:
+    """T04: what was slow from the first step on is over, and windows are still half full of it."""
+    for seed in range(5):
+        durations = noisy(seed, 0.01, lambda i: times if i < warm else 1.2 if i >= 600 else 1.0, 800)
+        found = judged(durations)
+        assert changes(found[:1]) == [Change.SLOW] and 600 <= found[0].number < 640
+        assert found[0].observed_ns / found[0].baseline_ns == pytest.approx(1.2, abs=0.03)
+
+
 def test_one_late_recompilation_is_silent_also_when_it_takes_several_steps() -> None:
     """T04: at step 400, on all ranks."""
     assert not judged(noisy(25, 0.03, lambda i: 60.0 if i == 400 else 1.0, 900))
@@ -285,6 +296,17 @@ def test_blocks_of_another_phase_with_other_operations_are_another_kind() -> Non
             now = made.end_ns
             found += judge.add(made)
         assert changes(found) == ([Change.SLOW] if slow else [])
+
+
+def test_a_phase_with_one_collective_is_another_kind_than_one_with_two() -> None:
+    """T08: the numbers may be small."""
+    judge, now, found = Degradation(), 0, []
+    for i in range(800):
+        rollout = i // 40 % 2 == 1
+        made = iteration(i, now, 60.0 if rollout else 20.0, num_collectives=1 if rollout else 2)
+        now = made.end_ns
+        found += judge.add(made)
+    assert not found
 
 
 def test_the_last_shorter_group_of_an_epoch_is_neither_a_speed_up_nor_a_base_for_the_others() -> None:

@@ -307,7 +307,7 @@ def test_the_board_tells_where_an_answer_asks_for_less_than_the_rules_say(tmp_pa
     found = replace(said(), cause="unknown")
     text = board.markdown([row("Q03", grade="C", said=(found,), found=(True,))], [*known.values()])
     assert "Neither a function nor words are asked for in Q02." in text
-    assert '"Unknown" is among the right causes, for full points, in Q03; it was said in Q03.' in text
+    assert '"Unknown" is among the right causes in Q03; it was said in Q03.' in text
     assert "are asked for in" not in board.markdown([row("Q01")], [known["Q01"], known["Q01b"]])
 
 

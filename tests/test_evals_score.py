@@ -170,6 +170,23 @@ def test_of_two_faults_each_scores_half() -> None:
     assert score([diagnosis(finding(), finding(ranks="3", cause="host_gc"))], two).points("A") == 1
 
 
+@pytest.mark.parametrize(("grade", "points"), [("A", 0), ("B", 0.5), ("C", 0.5)])
+def test_an_unknown_among_the_right_answers_is_worth_less_than_a_cause(grade: str, points: float) -> None:
+    open_ = replace(RIGHT, causes=frozenset({"unknown", "host_gc"}))
+    judged = score([diagnosis(finding(cause="unknown"))], truth(open_))
+    assert judged.right and judged.points(grade) == points and judged.points(grade, unknown_is_fair=True) == 1
+    named = score([diagnosis(finding(cause="unknown"), finding(cause="host_gc"))], truth(open_))
+    assert named.points(grade) == 1
+
+
+def test_a_link_must_be_one_of_those_that_may_be_named() -> None:
+    asked = replace(RIGHT, scopes=frozenset({"link", "all"}), who="members")
+    fault = replace(truth(asked).faults[0], links=frozenset({"a-b", ""}))
+    for link, wrong_with in (("a-b", None), (None, None), ("b-a", "link b-a")):
+        found = finding(scope="link" if link else "all", link=link, ranks="")
+        assert wrong(found, fault, truth(asked), diagnosis(found)) == wrong_with
+
+
 def test_in_a_control_any_finding_is_a_blame_unless_it_is_tolerated() -> None:
     control = Truth(hosts=HOSTS)
     assert score([diagnosis(kind="healthy")], control).points("A") == 1 and score([], control).points("A") == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from eroica.context import Context
@@ -62,6 +63,49 @@ def test_what_all_ranks_do_longer_than_when_healthy_is_named_with_its_cause(
     assert found.function is not None and found.function.name == function.name
     assert found.impact.seconds_per_iteration == pytest.approx(0.030, abs=1e-4)
     assert made.verdict.confidence == "supported", "there are no peers at the same time"
+
+
+def kernels(factor: Mapping[str, float], work: Mapping[str, float] | None = None) -> list[Summary]:
+    """Four ranks with three kernels each, which take so many times what is usual."""
+    usual = {"gemm": 0.040, "softmax": 0.012, "norm": 0.008}
+    functions = {Function(Activity.COMPUTE, name, None, None): s * factor.get(name, 1.0) for name, s in usual.items()}
+    own = sum(functions.values())
+    sizes = {f: (work or {}).get(f.name, 1.0) for f in functions}
+    reduce = h.Sample(0.010, own, channel=h.everyone(4))
+    return h.job([h.Rank(own=own, length=own + 0.010, samples=[reduce], functions=functions, work=sizes)] * 4)
+
+
+def test_kernels_that_all_take_longer_alike_are_slower_devices() -> None:
+    made = compared(kernels({"gemm": 1.2, "softmax": 1.18, "norm": 1.22}), kernels({}))
+    assert (made.verdict.cause, made.verdict.scope) == ("gpu_compute", "all")
+    assert any("every kind take 1.20 times" in proof.text for proof in made.evidence.values())
+    assert "clocks" in made.findings[0].advice
+
+
+def test_one_kernel_that_takes_longer_or_more_work_in_all_is_no_slower_device() -> None:
+    made = compared(kernels({"gemm": 1.4}), kernels({}))
+    assert made.verdict.cause == "unknown"
+    assert any("1.40 times as long for a call of gemm" in proof.text for proof in made.evidence.values())
+    more = dict.fromkeys(("gemm", "softmax", "norm"), 1.2)
+    assert compared(kernels(more, work=more), kernels({})).verdict.cause == "unknown"
+
+
+def test_one_operator_of_all_ranks_that_takes_longer_may_be_given_other_values() -> None:
+    usual = USUAL | {Function(Activity.OPERATOR, "aten::add", None, None): 0.030}
+    made = compared(job(4, usual | {MATMUL: 0.090}), job(4, usual))
+    assert made.verdict.cause == "unknown" and made.findings[0].function is not None
+    assert made.findings[0].function.name == "aten::mm" and "set_flush_denormal" in made.findings[0].advice
+
+
+def test_two_windows_of_iterations_that_vary_by_nature_do_not_differ_by_chance() -> None:
+    """T03: closures with one to twenty evaluations. What the pace of many iterations has shown is told all the same."""
+    lengths = [0.4, 1.9, 1.0, 0.2, 1.5, 0.7, 1.2, 0.5]
+    usual, longer = (
+        [replace(s, ledger=replace(s.ledger, length_s=np.array(lengths, np.float32) + more)) for s in of]
+        for more, of in ((0.0, job(4, USUAL)), (0.03, job(4, USUAL | {LOG: 0.030})))
+    )
+    assert not common_excess(stack(longer), stack(usual), 0.110)
+    assert common_excess(stack(longer), stack(usual), 0.110, is_noticed=True)
 
 
 def test_the_function_that_grew_is_named_and_not_the_longest_of_its_kind() -> None:

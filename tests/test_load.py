@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 
@@ -65,6 +67,14 @@ def in_turn(usual: int, high: int, every: int = 1) -> list[list[int]]:
 @pytest.mark.parametrize("every", [1, 3])
 def test_work_that_is_uneven_in_turn_is_load_imbalance_of_no_rank(every: int, sizes: bool) -> None:
     assert said(in_turn(6, 10, every), [NOTHING] * 4, sizes) == ("load_imbalance", "rotating", "")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_work_that_is_high_in_half_of_the_steps_of_each_rank_is_load_imbalance_of_no_rank(seed: int) -> None:
+    """Then no median is anybody's usual step."""
+    draw = random.Random(seed)
+    pieces = [[draw.choice((6, 6, 10, 10, 10)) for _ in range(STEPS)] for _ in range(4)]
+    assert said(pieces, [NOTHING] * 4) == ("load_imbalance", "rotating", "")
 
 
 def test_a_delay_in_turn_beside_even_work_is_no_load_imbalance() -> None:

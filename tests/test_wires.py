@@ -88,6 +88,14 @@ def test_all_ways_alike_that_lose_packets_no_host_counts_are_the_fabric() -> Non
     assert any("sent again" in text and "Drop counters" in text for text in place.evidence)
 
 
+def test_where_all_ways_lose_packets_the_one_that_was_busiest_is_not_named() -> None:
+    """Who sends again most in a window is chance."""
+    slow = {"ab": 0.4, "bc": 0.15, "ca": 0.14}
+    place = placed(ring(slow, lost=("ab", "bc", "ca"), cards=cards()))
+    assert (place.scope, place.link, place.cause) == ("group", None, "fabric_contention")
+    assert placed(ring(slow, lost=("ab",), cards=cards())).link == "a-b"
+
+
 def test_a_card_that_lost_its_carrier_names_its_host_whatever_else_is_slow() -> None:
     flapping = [Card("", 0, "eth0", 0.0), Card("", 2, "eth0", 0.0, link_changes=4.0), Card("", 4, "eth0", 0.0)]
     place = placed(ring({"ab": 0.4, "bc": 0.4, "ca": 0.3}, cards=flapping))

@@ -32,13 +32,10 @@ def main() -> None:
         optimizer.zero_grad()
         job.loss(model, batch).backward()  # type: ignore[no-untyped-call]
         if step == onset:
-            job.planted([culprit], where=[average_router, average_experts, main])
-        if step >= onset and job.rank == culprit:
-            average_experts(grads, experts)
-            average_router(load, router)
-        else:
-            average_router(load, router)
-            average_experts(grads, experts)
+            job.planted([culprit], where=[average_router, average_experts])
+        both = [(average_router, load, router), (average_experts, grads, experts)]
+        for average, values, group in reversed(both) if step >= onset and job.rank == culprit else both:
+            average(values, group)
         optimizer.step()
     dist.destroy_process_group()
 

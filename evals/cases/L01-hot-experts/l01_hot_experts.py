@@ -4,6 +4,7 @@ long as it has tokens. Healthy, all get as many; then one expert is hot, another
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
@@ -22,6 +23,23 @@ CHUNK = 16
 CHUNK_S = jobs.DEVICE_S / NUM_CHUNKS
 TOKENS = NUM_CHUNKS * CHUNK
 """On each rank."""
+
+
+class Products(torch.autograd.Function):
+    """Waits as `jobs.Device` does, in a place of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, seconds: float) -> Tensor:
+        """The same tensor, later."""
+        ctx.seconds = seconds
+        time.sleep(seconds / 3)
+        return rows.view_as(rows)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        """The same gradient, later."""
+        time.sleep(ctx.seconds * 2 / 3)
+        return grad, None
 
 
 class Exchange(torch.autograd.Function):
@@ -66,9 +84,10 @@ class Experts(nn.Module):
 
     def compute(self, rows: Tensor) -> Tensor:
         """Piece by piece, as grouped matrix products do."""
-        return torch.cat(
-            [jobs.on_device(self.expert(part), CHUNK_S * len(part) / CHUNK) for part in torch.split(rows, CHUNK)]
-        )
+        done = []
+        for part in torch.split(rows, CHUNK):
+            done.append(Products.apply(self.expert(part), CHUNK_S * len(part) / CHUNK))  # type: ignore[no-untyped-call]
+        return torch.cat(done)
 
 
 class Mixture(nn.Module):
@@ -124,7 +143,7 @@ def main() -> None:
             sizes = [extra]
             dist.broadcast_object_list(sizes)  # those that measured else must not differ
             extra = sizes[0]
-            job.planted(where=[Experts.compute])
+            job.planted(where=[Experts.compute, Products])
         shares = routed(job.world_size, order[step // period % job.world_size], extra)
         optimizer.zero_grad()
         scores = model(batch[:-1], shares)

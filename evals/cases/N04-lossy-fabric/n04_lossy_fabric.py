@@ -31,7 +31,7 @@ def main() -> None:
                 rate = hybrid.rate_for(shards.bytes_per_card, job.cost_s)
                 for host in HOSTS:
                     namespaces.ask(namespaces.Limit(at="port", host=host, bytes_per_s=rate, queue_bytes=QUEUE_BYTES))
-            job.planted(range(job.world_size), hosts=HOSTS)
+            job.planted(range(job.world_size), hosts=HOSTS, links=[""])  # all of them are alike
         optimizer.zero_grad()
         dist.all_reduce(tokens, op=dist.ReduceOp.MAX, group=mesh.across)
         loss = job.loss(model, batch)

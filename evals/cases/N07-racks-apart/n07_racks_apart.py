@@ -31,7 +31,8 @@ def main() -> None:
             if job.rank == 0:
                 rate = shards.bytes_per_card / job.cost_s
                 namespaces.ask(namespaces.Limit(at="trunk", bytes_per_s=rate, burst_bytes=BURST_BYTES))
-            job.planted(range(job.world_size), hosts=[host for rack in RACKS for host in rack])
+            both = [host for rack in RACKS for host in rack]
+            job.planted(range(job.world_size), hosts=both, links=namespaces.links(*RACKS))
         optimizer.zero_grad()
         job.loss(model, batch).backward()  # type: ignore[no-untyped-call]
         if job.rank in first:

@@ -26,7 +26,9 @@ def main() -> None:
             if job.rank == 0:
                 rate = hybrid.rate_for(around, job.cost_s)
                 namespaces.ask(namespaces.Wandering(hosts=order, bytes_per_s=rate, every_s=every_s))
-            job.planted(range(job.world_size), hosts=HOSTS)
+            # Whose port it is changes while the window lasts; a group without a link is as true.
+            named = [link for host in HOSTS for link in namespaces.links(set(HOSTS) - {host}, {host})]
+            job.planted(range(job.world_size), hosts=HOSTS, links=["", *named])
         optimizer.zero_grad()
         job.loss(model, batch).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
