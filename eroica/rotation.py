@@ -32,9 +32,10 @@ FEW_ROTATING = 3
 """Steps that make a rotating excess; one or two are hiccups, unless the series says that they recur."""
 ONE_RANK = 0.8
 """Share of the excess that one rank must hold to be named."""
-OF_QUARTER = 3.2
-"""Times the quarter of the cells that lie nearest to what is usual for their rank: the noise of single steps, a quarter
-more than the standard deviation of even noise. Half of the cells may be hit, and then the median is no noise."""
+OF_QUARTER = 4.0
+"""Times what the quarter of the cells that lie nearest to what is usual for their rank stays below: the noise of single
+steps, 1.6 standard deviations of even noise, since that of hosts is none. Half of the cells may be hit, and then the
+median is no noise."""
 NOTED_COVERAGE = 0.6
 """Share of the excess that the ranks' own records must cover to be its cause."""
 MOST_EVALUATED = 1 / 3
@@ -400,21 +401,22 @@ def _rotating_cause(
 ) -> Cause:
     if phase == Phase.TUNING:
         return TUNING
-    by_work = stacked.top_by_work[cells[:, 0], cells[:, 1]]
-    told = by_work[np.isfinite(by_work)]
+    by_work, more_s = (of[cells[:, 0], cells[:, 1]] for of in (stacked.top_by_work, stacked.top_excess_s))
+    told = np.isfinite(by_work) & (more_s > 0)
+    # Where many cells stick out, those by a little are noise, which no work explains.
+    share = float(np.average(by_work[told], weights=more_s[told])) if told.any() else float("nan")
     if (
         activity in (Activity.COMPUTE, Activity.OPERATOR, Activity.MEMORY, Activity.PYTHON)
-        and len(told)
-        and np.median(told) >= WORK_EXPLAINS
+        and share >= WORK_EXPLAINS
         and not _is_work_of_all(stacked, cells)
     ):
         return Cause(
             "load_imbalance",
             True,
-            f"these ranks had more work in these steps: it explains {np.median(told):.0%} of the longer time",
+            f"these ranks had more work in these steps: it explains {share:.0%} of the longer time",
             (),
         )
-    same_work = ("load_imbalance: the work of these steps is the usual",) if len(told) else ()
+    same_work = ("load_imbalance: the work of these steps is the usual",) if told.any() else ()
     if activity in ON_THE_CPU:
         rows = np.unique(cells[:, 0]).astype(np.intp)
         crowded = crowding(stacked, rows)

@@ -26,8 +26,9 @@ def main() -> None:
             if job.rank == 0:
                 rate = hybrid.rate_for(around, job.cost_s)
                 namespaces.ask(namespaces.Wandering(hosts=order, bytes_per_s=rate, every_s=every_s))
-            # Whose port it is changes while the window lasts; a group without a link is as true.
-            named = [link for host in HOSTS for link in namespaces.links(set(HOSTS) - {host}, {host})]
+            # Whose port it is changes while the window lasts, and in a ring one host alone sends to it.
+            sides = [(others, {host}) for host in HOSTS for others in (set(HOSTS) - {host}, *({o} for o in HOSTS))]
+            named = [link for one, other in sides if one != other for link in namespaces.links(one, other)]
             job.planted(range(job.world_size), hosts=HOSTS, links=["", *named])
         optimizer.zero_grad()
         job.loss(model, batch).backward()  # type: ignore[no-untyped-call]
