@@ -55,6 +55,9 @@ class Reply:
     pieces: Sequence[grounding.Piece]
     model_calls: int
     tokens: int
+    """In and out."""
+    tokens_out: int
+    """Of these, what the model wrote."""
     tools: Sequence[str]
     """Tools that it called, in order."""
 
@@ -70,6 +73,7 @@ class _Spent:
 
     model_calls: int = 0
     tokens: int = 0
+    tokens_out: int = 0
     tools: list[str] = field(default_factory=list)
     asked: set[str] = field(default_factory=set)
 
@@ -129,7 +133,7 @@ class Conversation:
         # Of earlier questions only words are kept: answers of tools are fetched anew, and would soon fill any budget.
         self._earlier += [HumanMessage(question), AIMessage(answer)]
         pieces = grounding.check(answer + "\n", self._box.shown())
-        return Reply(pieces, spent.model_calls, spent.tokens, tuple(spent.tools))
+        return Reply(pieces, spent.model_calls, spent.tokens, spent.tokens_out, tuple(spent.tools))
 
     def _tool(self, tool: Tool, spent: _Spent) -> BaseTool:
         """A tool of the server as LangChain takes it."""
@@ -183,7 +187,10 @@ def _bounds(endpoint: Endpoint, limits: Limits, spent: _Spent) -> AgentMiddlewar
                 answer = await handler(request.override(tools=[]) if is_last else request)
             counted = [one.usage_metadata for one in answer.result if isinstance(one, AIMessage)]
             told = sum(one["total_tokens"] for one in counted if one is not None)
-            spent.tokens += told or sent + sum(_tokens(message) for message in answer.result)
+            written = sum(one["output_tokens"] for one in counted if one is not None)
+            written = written if told else sum(_tokens(message) for message in answer.result)
+            spent.tokens += told or sent + written
+            spent.tokens_out += written
             if is_last:  # a model may name tools that it was not given
                 for message in answer.result:
                     if isinstance(message, AIMessage):

@@ -1,4 +1,8 @@
-"""`python -m evals.llm`: the campaign of injections, as a table. Exit status 1 if one of them got through."""
+"""`python -m evals.llm [injections | triage ...]`: what models are graded by.
+
+python -m evals.llm                  the campaign of injections, as a table; exit status 1 if one of them got through
+python -m evals.llm triage --help    questions about jobs: see `triage`
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from evals.llm import triage
 from evals.llm.injections import Outcome, run
 
 
@@ -38,8 +43,14 @@ def _word(value: bool) -> str:
     return "yes" if value else "no"
 
 
-def main() -> int:
-    """Run them all."""
+def main(arguments: Sequence[str]) -> int:
+    """Run what is named; the injections if nothing is."""
+    name, *more = arguments or ("injections",)
+    if name == "triage":
+        return triage.main(more)
+    if name != "injections" or more:
+        sys.stderr.write(f"python -m evals.llm has no {' '.join(arguments)!r}; it has injections and triage\n")
+        return 2
     with tempfile.TemporaryDirectory(prefix="eroica-injections-") as folder:
         outcomes = list(run(Path(folder)))
     sys.stdout.write(table(outcomes))
@@ -47,4 +58,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
