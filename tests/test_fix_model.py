@@ -109,6 +109,7 @@ def test_a_patch_of_a_model_is_made_tested_and_left_on_a_branch(
     assert "| def norm_of(model):" in at.asked[0].text
     assert "abcdef-0123456789" not in at.asked[0].text
     assert "Only these files can be changed: src/train.py." in at.asked[0].text
+    assert at.asked[0].body["stream"] is True  # a slow model's answer may take longer than the limit for a silence
 
 
 @pytest.mark.parametrize(

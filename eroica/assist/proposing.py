@@ -86,7 +86,8 @@ def propose(
     for number in range(1, MOST_ROUNDS + 1):
         say(f"asking {endpoint.what} for a change of {', '.join(allowed)}")
         with reached(endpoint):
-            answer = str(model.invoke(messages).text)[:MOST_ANSWER]
+            # Streamed, since the limit of time is for an answer to go on, and a local model may write for minutes.
+            answer = "".join(str(part.text) for part in model.stream(messages))[:MOST_ANSWER]
         try:
             return Proposed(_changes(answer, diagnosis, finding, texts, allowed, endpoint), number)
         except DataError as error:
