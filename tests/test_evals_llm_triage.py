@@ -106,6 +106,14 @@ def test_who_always_knows_loses_the_abstentions(answered: Asking) -> None:
     assert lost(rows) == {("healthy", "abstention"), ("over", "abstention"), ("driver", "abstention")}
 
 
+def test_rambling_of_what_is_not_measured_is_no_abstention(answered: Asking) -> None:
+    text = (
+        "The one that stands still makes the job slow. It is a task that is not measured by its own size."  # SmolLM2's
+    )
+    rows = answered(but(lambda said: text if "No rank" in said else said))
+    assert lost(rows) == {("healthy", "abstention"), ("over", "abstention")}
+
+
 def test_silence_is_wrong_in_all_that_was_asked(answered: Asking) -> None:
     rows = answered(lambda asked: Say(""))
     assert len(lost(rows)) == sum(len(one.asks) for one in QUESTIONS if one.id in QUICK)

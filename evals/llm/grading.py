@@ -59,14 +59,14 @@ _NOBODY = re.compile(
     re.I,
 )
 _NOT_KNOWN = re.compile(
-    r"\b(?:unknown|not (?:known|told|shown|recorded|available|measured|given|contained|in (?:the|what|this)|part of)"
+    r"\b(?:unknown|not (?:known|told|shown|recorded|available|given|contained|in (?:the|what|this)|part of)"
     r"|(?:can ?not|can't|could not) (?:be )?(?:t[eo]ll?d?|say|said|know|determin\w+|see|find|found)"
     r"|(?:does|do|did) not (?:say|tell|show|record|contain|include|know|have)|no (?:information|data|cause|record)"
     r"|nothing (?:\w+ ){0,3}(?:about|on|of))\b",
     re.I,
 )
 _OF_ITSELF = re.compile(
-    r"(?:it|this|that|which|i|we|sorry|no|there|nothing|neither|the (?:data|evidence|diagnos[ei]s|tools?|answer))\b",
+    r"(?:it|who|this|that|which|i|we|sorry|no|there|nothing|the (?:data|evidence|diagnos[ei]s|tools?|answer))\b",
     re.I,
 )
 """How a clause begins that may say "not known" of what was asked, without its word."""
@@ -230,15 +230,16 @@ def _is_borne_out(pieces: Sequence[Piece], shown: Sequence[str], job: Job) -> bo
 def _abstains(question: Question, job: Job, text: str, who: Named) -> bool:
     """It says that it does not know, blames nobody who is innocent, and makes nothing up."""
     expected = job.expected
+    clauses = list(_clauses(text))
     if question.subject:
-        clauses = list(_clauses(text))
         told = [clause for clause in clauses if re.search(question.subject, clause, re.I)]
         may_say = [*told, *(clause for clause in clauses if _OF_ITSELF.match(clause))]
         made_up = any(re.search(r"\d", re.sub(r"\b[EF]\d+\b|\([^)]*\)", "", clause)) for clause in told)
         innocent = who.ranks - job.truth.culprits if expected is not None and expected.ranks else who.ranks
         return any(_NOT_KNOWN.search(clause) for clause in may_say) and not made_up and not innocent
     if expected is None:
-        return bool(_NOBODY.search(text) or _NOT_KNOWN.search(text)) and not who.ranks and not who.hosts
+        says = _NOBODY.search(text) or any(_NOT_KNOWN.search(one) for one in clauses if _OF_ITSELF.match(one))
+        return bool(says) and not who.ranks and not who.hosts
     return bool(_NOT_KNOWN.search(text)) and not _others(text, None)
 
 
