@@ -1,7 +1,8 @@
 """The questions that people ask of a diagnosis, answered without a model: who, what, why, cost, what to do, and so on.
 
 Pure: a question and what the tools have told in, lines out. It looks for words of the question and knows what each asks
-for; what it does not recognise gets the whole verdict. It says nothing of its own, so all of it is in the diagnosis,
+for; what it does not recognise gets the whole verdict, and what nothing in the diagnosis speaks of is said to be not
+known. It says nothing of its own, so all of it is in the diagnosis,
 evidence ids included. English only. Heuristic: it is wrong where a question uses these words in another sense, and then
 answers more, or something else, than was asked, but nothing that is not so.
 
@@ -10,6 +11,7 @@ Used by `cli_chat` where no model is configured.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -34,7 +36,17 @@ TOPICS = {
     ),
 }
 """What a question asks for, in the order in which it is answered if it asks for several."""
+_ORDINARY = frozenset(
+    "about again all and any are been before can cause causes could did does doing done for from get gets got had has "
+    "have how into its job jobs long main make makes making many more most much need now one other our out over run "
+    "running runs should show since slow slower slowest some stand stands still stop stopped stops such take takes tell "
+    "than that the their them then there these they thing things think this those time train training was well were "
+    "what when where which while who whole whom whose why will with work would you your first look".split()
+)
+"""Words that ask for nothing in particular."""
 _ALL = ("who", "what", "why", "cost", "confidence", "what to do")
+_ALL_TOPICS = re.compile("|".join(words.pattern for words in TOPICS.values()), re.I)
+_WORD = re.compile(r"[^\W\d_]{3,}")
 _WIDTH = 13
 
 
@@ -53,7 +65,11 @@ def answer(question: str, told: Sequence[Told]) -> str:
         return (diagnosis.text if diagnosis is not None else "nothing is known") + "\n"
     verdict = diagnosis.record
     wanted = topics(question)
-    lines = [f"{str(verdict['kind']).upper().replace('_', ' ')}: {verdict['verdict']}", ""]
+    lines = []
+    strange = _strange(question, told)
+    if strange:
+        lines += [f"not known: nothing that was told of this job speaks of {', '.join(strange)}; what was told is this", ""]
+    lines += [f"{str(verdict['kind']).upper().replace('_', ' ')}: {verdict['verdict']}", ""]
     if verdict["note"]:
         lines += [str(verdict["note"]), ""]
     findings = [one.record for one in told if one.tool == "explain_finding" and not one.is_error]
@@ -75,6 +91,15 @@ def answer(question: str, told: Sequence[Told]) -> str:
             lines += _lines(name, ["no cause was found in what was seen"])
     lines += _lines("diagnosis", [f"{verdict['id']} of {verdict['job']}, {verdict['created']}"])
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _strange(question: str, told: Sequence[Told]) -> list[str]:
+    """What the question is about, if no word of it stands in what was told, or asks for one of the topics."""
+    asked = _ALL_TOPICS.sub(" ", question)
+    words = dict.fromkeys(word.lower() for word in _WORD.findall(asked))
+    about = [word for word in words if word not in _ORDINARY]
+    known = {word.lower().rstrip("s") for one in told for word in _WORD.findall(json.dumps(one.record))}
+    return [] if any(word.rstrip("s") in known for word in about) else about
 
 
 def _of_finding(name: str, finding: Mapping[str, Any]) -> Iterator[str]:

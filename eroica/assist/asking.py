@@ -1,21 +1,20 @@
-"""Requests to a model or a person, from the templates under `prompts/`: triage, a fix, a pull request, a post-mortem.
+"""Requests to a model or a person, from the templates under `prompts/`: triage, a fix, a post-mortem.
 
 Diagnoses in, one text out: no file but the templates, no clock, no model. Each request says first that all between its
 marker lines is data, and everything that a job could have written stands there, cleaned and bounded; so do lines of
-source. The text of a pull request is for people on a forge, so there job strings are escaped for Markdown instead.
+source.
 
 Used by the MCP server's prompts and by whoever drafts fixes. `eroica.report` has the request to explain one diagnosis.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from eroica import wording
 from eroica.errors import UserError
 from eroica.findings import Diagnosis, Finding, to_json
-from eroica.report import prompt_data, prose
+from eroica.report import prompt_data
 from eroica.templates import render
 from eroica.untrusted import clean, clean_values, fence
 
@@ -25,8 +24,6 @@ MOST_LISTED = 8
 MOST_LINES = 121
 DATA_CHARS = 4_000
 """Of one diagnosis within a request."""
-MOST_PATCH_CHARS = 40_000
-"""Of a patch in a pull request's text; forges take some 65,000 characters."""
 STYLES = ("claude", "cursor", "chat", "edits")
 
 
@@ -109,41 +106,6 @@ def postmortem(one: Diagnosis, history: Sequence[Diagnosis]) -> str:
         data=prompt_data(one, max_chars=DATA_CHARS + 2_000),
         history=fence(lines, "HISTORY") if len(lines) > 1 else "",
     )
-
-
-def pull_request(
-    one: Diagnosis, finding: Finding, *, patch: str, measured: str = "", measure_with: str = "", tests: str = ""
-) -> str:
-    """Text of a pull request: why, by what evidence, what it changes, what it gained and how to measure that again.
-
-    `measured`: what was measured before and after, in a sentence; "" if nothing was. `measure_with`, `tests`: commands
-    of the user's own.
-    """
-    rows = [
-        (clean(key, 8), prose(wording.evidence_line(one.evidence[key], 300)))
-        for key in finding.evidence[:12]
-        if key in one.evidence
-    ]
-    return render(
-        "pr.md.j2",
-        id=clean(_id(one), 40),
-        facts=[(name, prose(value)) for name, value in wording.facts(finding, one)],
-        evidence=rows,
-        ruled_out=[prose(clean(text, 300)) for text in finding.ruled_out[:8]],
-        predicted=prose(wording.cost(finding, one)),
-        measured=prose(clean(measured, 600)),
-        measure_with=_block(measure_with or "eroica run --out after/ -- COMMAND\neroica compare before/ after/", "sh"),
-        tests=_block(tests, "sh") if tests else "",
-        patch=_block(patch[:MOST_PATCH_CHARS], "diff"),
-        is_cut=len(patch) > MOST_PATCH_CHARS,
-    )
-
-
-def _block(text: str, language: str) -> str:
-    """A code block that its content cannot end."""
-    longest = max((len(run) for run in re.findall(r"`{3,}", text)), default=2)
-    ticks = "`" * (longest + 1)
-    return f"{ticks}{language}\n{text.rstrip()}\n{ticks}"
 
 
 def _id(one: Diagnosis) -> str:

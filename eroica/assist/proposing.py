@@ -87,7 +87,12 @@ def propose(
         say(f"asking {endpoint.what} for a change of {', '.join(allowed)}")
         with reached(endpoint):
             # Streamed, since the limit of time is for an answer to go on, and a local model may write for minutes.
-            answer = "".join(str(part.text) for part in model.stream(messages))[:MOST_ANSWER]
+            answer = ""
+            for part in model.stream(messages):
+                answer += str(part.text)
+                if len(answer) >= MOST_ANSWER:
+                    break
+            answer = answer[:MOST_ANSWER]
         try:
             return Proposed(_changes(answer, diagnosis, finding, texts, allowed, endpoint), number)
         except DataError as error:

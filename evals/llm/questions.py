@@ -57,7 +57,7 @@ QUESTIONS = (
     ),
     Question(
         id="no cause",
-        case="T09",
+        case="B04b",
         text="Who is to blame for the slowdown, and why does it happen?",
         asks=("culprit", "evidence", "abstention"),
     ),
