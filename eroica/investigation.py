@@ -42,9 +42,10 @@ COMPUTES_S = 120.0
 HOST_EFFECT = 2 * EFFECT
 """What a first window must cost to be told in jobs without devices: ranks that share cores always differ by some per
 cent, and there is no healthy window yet that would show so."""
-HOST_GONE_EFFECT = 4 * EFFECT
-"""What a slowdown that was gone in its window must have cost to be told in such jobs: no more can be said of it, and
-the pace of four ranks on two cores was seen to rise by 16 % for some seconds while nothing else ran."""
+HOST_VAGUE_EFFECT = 4 * EFFECT
+"""What a slowdown must have cost to be told in such jobs if it was gone in its window, or is of all ranks and of
+nothing that they do: no more can be said of it, and the pace of four ranks on two cores was seen to rise by 16 % for
+some seconds while nothing else ran."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -360,7 +361,8 @@ def judge(
     is_small = 0 < _cost(diagnosis.findings) < least
     is_set = _cost([f for f in diagnosis.findings if f.cause == "configuration"]) >= EFFECT
     is_nothing = is_nothing or (window.trigger == "baseline" and is_small and not is_set)
-    is_nothing = is_nothing or (is_host_only(stacked) and diagnosis.kind == "recovered" and _was_slight(context))
+    is_vague = _was_slight(context) if diagnosis.kind == "recovered" else _is_vague(diagnosis, context)
+    is_nothing = is_nothing or (is_host_only(stacked) and is_vague)
     return Judged(diagnosis, detail, stacked, context.wires, not is_nothing)
 
 
@@ -370,9 +372,17 @@ def _was_slight(context: Context) -> bool:
     noticed = context.noticed
     if noticed is None or context.baseline is None or not len(context.baseline):
         return False
-    return noticed.observed_s < (1 + HOST_GONE_EFFECT) * max(noticed.usual_s, iteration_of(context.baseline))
+    return noticed.observed_s < (1 + HOST_VAGUE_EFFECT) * max(noticed.usual_s, iteration_of(context.baseline))
 
 
+def _is_vague(diagnosis: Diagnosis, context: Context) -> bool:
+    """Nobody asked, and all that is found is that all ranks take a little longer, for nothing that they do."""
+    vague = [f for f in diagnosis.findings if f.scope == "all" and f.function is None and f.cause in _VAGUE]
+    is_all = len(vague) == len(diagnosis.findings) > 0
+    return context.noticed is not None and is_all and _cost(vague) < HOST_VAGUE_EFFECT
+
+
+_VAGUE = frozenset({"unknown", "profiler_overhead"})
 _BY_SIZE = frozenset({"sync_amplification", "host_python", "cpu_contention", "unknown"})
 """Causes of what moves over the ranks that may be uneven work, as long as sizes are not known. Kernels tell theirs."""
 

@@ -25,7 +25,10 @@ GUARDS = (0.95, 0.80, 0.67)
 """And the quantile of healthy iterations that such a median must exceed too. A median of n independent iterations does
 so by chance once in 1e5, whatever their distribution: this is what keeps two-mode jobs and L-BFGS silent."""
 LOW_GUARD = 0.05
-"""And the quantile that the median of the last 10 must fall below for the level to have fallen."""
+"""The quantile that the median of the last 10 must fall below for the level to have fallen."""
+FALLEN = 1.25
+"""And so many times it must fit into the level: no pace is taken to wander by as much (FARTHEST), and what a pace that
+wanders has shown is not to be forgotten for a quick spell."""
 MARGIN = 1.5
 """Standard errors by which a median must exceed EFFECT, so that 3 % of daily swing and 1 % of noise do not add up."""
 STANDARD_ERRORS = 5.0
@@ -187,7 +190,7 @@ class Pace:
         level, latest = self.level, self.windows[0]
         if level is None or self.slow is not None or not latest.full:
             return
-        most_ns = min(level.median_ns / (1 + self.limits[0]), float(level.low_guard_ns))
+        most_ns = min(level.median_ns / max(FALLEN, 1 + self.limits[0]), float(level.low_guard_ns))
         if latest.median() >= most_ns:
             return
         kept = [duration_ns for duration_ns in latest.values if duration_ns < most_ns]

@@ -164,6 +164,8 @@ def common_peaks(
             "in these steps the ranks start the worker processes of a loader anew, as at the begin of each epoch",
             ("storage: the other steps get their batches in time",),
         )  # fmt: skip
+        # It is the loader that takes long, whichever way of waiting for its workers was seen most.
+        named = next((k for k, f in enumerate(stacked.functions) if _is_loader(f)), named)
         advice = (
             "Keep the workers from one epoch to the next (persistent_workers=True), or make what they do at their "
             "start cheaper (worker_init_fn, the data set's __init__, opening files)."
@@ -176,6 +178,10 @@ def common_peaks(
         ),
         together,
     )
+
+
+def _is_loader(function: Function) -> bool:
+    return function.activity == Activity.INPUT and "DataLoader" in function.name
 
 
 def _shared_cause(

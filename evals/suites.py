@@ -190,7 +190,8 @@ def _watch(case: Case, process: subprocess.Popen[bytes], out: Path) -> tuple[flo
         except subprocess.TimeoutExpired:
             pass
         planted = None if case.is_control else _read(out / "planted.json")
-        if planted is not None and right_since is None:
+        # Of several faults, one is planted after the other.
+        if planted is not None and len(planted["faults"]) >= len(case.faults) and right_since is None:
             judged = score(_diagnoses(out), truth_of(case, planted))
             if judged.found and all(judged.found):
                 right_since = time.monotonic()

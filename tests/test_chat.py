@@ -103,6 +103,7 @@ def test_without_a_model_the_diagnosis_answers_and_nothing_is_sent(
         ("Have we seen this before?", "1 time, last 2025-01-31T12:00:00Z", "ruled out"),
         ("Why is my training slow?", "E1: own time of rank 3 is 239 ms", "seen before"),
         ("Warum ist es langsam?", "what to do", "seen before"),
+        ("What was the learning rate?", "nothing that was told of this job speaks of learning, rate", "ruled out"),
     ],
 )
 def test_a_question_gets_what_it_asks_for(question: str, has: str, lacks: str, tmp_path: Path) -> None:
@@ -112,6 +113,7 @@ def test_a_question_gets_what_it_asks_for(question: str, has: str, lacks: str, t
     told = _without_model(over(tmp_path), question)
     assert has in told
     assert lacks not in told.partition("\n")[2]
+    assert told.startswith("not known") == question.startswith(("Warum", "What was"))
 
 
 def _without_model(setup: Setup, question: str) -> str:

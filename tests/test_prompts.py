@@ -30,7 +30,9 @@ def _fixed(diagnosis: Diagnosis, patch: str = PATCH, summaries: tuple[str, ...] 
         diagnosis=diagnosis,
         finding=diagnosis.findings[0],
         codemod="loader_workers",
-        change=Change("train/data.py", "", "Read batches in workers", ("the loader has none",), ("four more processes",)),
+        change=Change(
+            "train/data.py", "", "Read batches in workers", ("the loader has none",), ("four more processes",)
+        ),
         branch="eroica/1a81c511b065-F1",
         diff=patch,
         test=("pytest", "-q"),

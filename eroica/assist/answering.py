@@ -37,11 +37,12 @@ TOPICS = {
 }
 """What a question asks for, in the order in which it is answered if it asks for several."""
 _ORDINARY = frozenset(
-    "about again all and any are been before can cause causes could did does doing done for from get gets got had has "
-    "have how into its job jobs long main make makes making many more most much need now one other our out over run "
-    "running runs should show since slow slower slowest some stand stands still stop stopped stops such take takes tell "
-    "than that the their them then there these they thing things think this those time train training was well were "
-    "what when where which while who whole whom whose why will with work would you your first look".split()
+    "about again all and any are been before can cause causes could did does doing done first for from get gets "
+    "got had has have how into its job jobs long look main make makes making many more most much need now one "
+    "only other our out over run running runs should show since slow slower slowest some stand stands still stop "
+    "stopped stops such take takes tell than that the their them then there these they thing things think this "
+    "those time train training was well were what when where which while who whole whom whose why will with work "
+    "would you your".split()
 )
 """Words that ask for nothing in particular."""
 _ALL = ("who", "what", "why", "cost", "confidence", "what to do")
@@ -68,7 +69,10 @@ def answer(question: str, told: Sequence[Told]) -> str:
     lines = []
     strange = _strange(question, told)
     if strange:
-        lines += [f"not known: nothing that was told of this job speaks of {', '.join(strange)}; what was told is this", ""]
+        lines += [
+            f"not known: nothing that was told of this job speaks of {', '.join(strange)}; what was told is this",
+            "",
+        ]
     lines += [f"{str(verdict['kind']).upper().replace('_', ' ')}: {verdict['verdict']}", ""]
     if verdict["note"]:
         lines += [str(verdict["note"]), ""]
