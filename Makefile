@@ -15,7 +15,7 @@ help:
 	@echo '             and a small model on this machine'
 	@echo 'make check   format, lint, types, layers and the quick tests, under a minute'
 	@echo 'make bench   speed, with the peers measured beside it'
-	@echo 'make evals   the catalogue of faults, live ones too, once through: evals/SCOREBOARD.md (an hour and a half)'
+	@echo 'make evals   the catalogue of faults, live ones too, once through: evals/SCOREBOARD.md (an hour)'
 	@echo 'make evals-full  each live case five times, and all sizes and shapes of every fault (a night)'
 	@echo 'make format  rewrite the sources as ruff wants them'
 	@echo 'make clean   remove what make built'
