@@ -165,7 +165,7 @@ def test_without_a_model_the_diagnosis_answers_and_costs_are_not_told(
     words = [word for name in QUICK for word in ("--question", name)]
     assert main([*words, "--results", str(file), "--board", str(board)]) == 0
     rows = [json.loads(line) for line in file.read_text().splitlines()]
-    assert {row["question"] for row in rows if False in row["grades"].values()} == {"driver"}  # it says all that it has
+    assert not any(False in row["grades"].values() for row in rows)
     assert all(row[name] is None for row in rows for name in ("tokens_in", "tokens_out", "cost"))
     assert capsys.readouterr().out in board.read_text()
 

@@ -108,6 +108,7 @@ def pull_request_body(fixed: Fixed) -> str:
         identity=to_json(diagnosis)["id"],
         facts=[(name, prose(value)) for name, value in facts],
         evidence=evidence[:12],
+        ruled_out=[prose(clean(one, 300)) for one in (finding.ruled_out[:8] if finding is not None else ())],
         title=prose(fixed.change.title),
         because=[prose(one) for one in fixed.change.because],
         caution=[prose(one) for one in fixed.change.caution],
