@@ -375,6 +375,10 @@ def _was_slight(context: Context) -> bool:
     return noticed.observed_s < (1 + HOST_VAGUE_EFFECT) * max(noticed.usual_s, iteration_of(context.baseline))
 
 
+_VAGUE = frozenset({"unknown", "profiler_overhead"})
+"""Causes that all ranks are said to have where nothing that they do takes longer."""
+
+
 def _is_vague(diagnosis: Diagnosis, context: Context) -> bool:
     """Nobody asked, and all that is found is that all ranks take a little longer, for nothing that they do."""
     vague = [f for f in diagnosis.findings if f.scope == "all" and f.function is None and f.cause in _VAGUE]
@@ -382,7 +386,6 @@ def _is_vague(diagnosis: Diagnosis, context: Context) -> bool:
     return context.noticed is not None and is_all and _cost(vague) < HOST_VAGUE_EFFECT
 
 
-_VAGUE = frozenset({"unknown", "profiler_overhead"})
 _BY_SIZE = frozenset({"sync_amplification", "host_python", "cpu_contention", "unknown"})
 """Causes of what moves over the ranks that may be uneven work, as long as sizes are not known. Kernels tell theirs."""
 

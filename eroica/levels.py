@@ -492,15 +492,15 @@ def _common_cause(stacked: Stacked, baseline: Stacked, activity: Activity, rise:
     ]
     if activity == Activity.COMPUTE and ratios and np.median(ratios) < CLOCK_DROP:
         return Cause("gpu_throttle", True, "all clocks are lower than in the healthy window", ())
-    growth = growth_of(stacked, baseline, activity)
-    if activity == Activity.COMPUTE and growth is not None and growth.is_of_all():
+    longer = growth_of(stacked, baseline, activity)
+    if activity == Activity.COMPUTE and longer is not None and longer.is_of_all():
         told = ("gpu_throttle: clocks are those of the healthy window",) if ratios else ()
         because = (
-            f"kernels of every kind take {growth.whole:.2f} times as long as in the healthy window, as many of them, "
+            f"kernels of every kind take {longer.whole:.2f} times as long as in the healthy window, as many of them, "
             "on all ranks: it is the devices that are slower, not what they are given"
         )
         return Cause("gpu_compute", False, because, (*told, *_NO_SINGLE_RANK), advice="" if told else _READ_CLOCKS)
-    alone = growth.of_one(spot) if growth is not None else None
+    alone = longer.of_one(spot) if longer is not None else None
     if alone is not None and spot is not None:
         factor, others = alone
         because = (

@@ -1,6 +1,6 @@
 """The fault catalogue: one folder per case under `cases/`, each with the answer in its `case.toml`.
 
-An answer is committed before the rules that must give it; what was added to one after a miss says so in `changed`.
+An answer is committed before the rules that must give it; what was changed of one after a miss says so in `changed`.
 Used by `evals.suites`, which runs the cases, and `evals.board`, which shows how they went.
 """
 
@@ -79,7 +79,7 @@ class Case:
     unknown_is_fair: str = ""
     """Why an "unknown" that answers all that is asked counts as any other answer; "": it does not (`evals.score`)."""
     changed: tuple[str, ...] = ()
-    """What was added to the answer after a miss, and why."""
+    """What was changed of the answer or the program after a miss, and why."""
 
     @property
     def is_control(self) -> bool:

@@ -2,9 +2,9 @@
 
 Pure: a question and what the tools have told in, lines out. It looks for words of the question and knows what each asks
 for; what it does not recognise gets the whole verdict, and what nothing in the diagnosis speaks of is said to be not
-known. It says nothing of its own, so all of it is in the diagnosis,
-evidence ids included. English only. Heuristic: it is wrong where a question uses these words in another sense, and then
-answers more, or something else, than was asked, but nothing that is not so.
+known. It says nothing else of its own, so all of it is in the diagnosis, evidence ids included. English only.
+Heuristic: it is wrong where a question uses these words in another sense, and then answers more, or something else,
+than was asked, but nothing that is not so.
 
 Used by `cli_chat` where no model is configured.
 """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
@@ -27,8 +29,9 @@ def main() -> None:
                 rate = hybrid.rate_for(around, job.cost_s)
                 namespaces.ask(namespaces.Wandering(hosts=order, bytes_per_s=rate, every_s=every_s))
             # Whose port it is changes while the window lasts, and in a ring one host alone sends to it.
-            sides = [(others, {host}) for host in HOSTS for others in (set(HOSTS) - {host}, *({o} for o in HOSTS))]
-            named = [link for one, other in sides if one != other for link in namespaces.links(one, other)]
+            pairs = [({one}, {other}) for one, other in combinations(HOSTS, 2)]
+            sides = [*pairs, *((set(HOSTS) - {host}, {host}) for host in HOSTS)]
+            named = [link for one, other in sides for link in namespaces.links(one, other)]
             job.planted(range(job.world_size), hosts=HOSTS, links=["", *named])
         optimizer.zero_grad()
         job.loss(model, batch).backward()  # type: ignore[no-untyped-call]
