@@ -31,6 +31,7 @@ from eroica.assist.measuring import is_faster
 from eroica.assist.repository import Repository, end_group, environment_of
 from eroica.errors import DataError, EroicaError
 from eroica.findings import Diagnosis, from_json
+from evals.llm import tables
 from evals.llm.forge import listening
 from evals.llm.planted import Planted, planted
 
@@ -39,6 +40,8 @@ RESULTS = ROOT / "evals" / "llm" / "fixes.jsonl"
 TIMES = 4
 """How much longer a training is diagnosed than it is measured: eroica looks at a window after warm-up."""
 DIAGNOSE_S, LIMIT_S = 150.0, 90.0
+MOST_SHOWN = 400
+"""Characters of a cell of the table."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -180,7 +183,7 @@ def board(results: Path) -> str:
             ("; ".join(row["after"]["summaries"]) or "nothing") if row.get("after") else "",
             str(row.get("drafts", 0)), "yes" if row["solved"] else "no",
         ]  # fmt: skip
-        lines.append(f"| {' | '.join(_cell(text) for text in cells)} |")
+        lines.append(tables.row(cells, MOST_SHOWN))
     lines += ["", f"Solved: {sum(row['solved'] for row in rows)} of {len(planted())}; run: {len(rows)}."]
     return "\n".join(lines) + "\n"
 
@@ -202,14 +205,10 @@ def board_by_hand() -> str:
             row = by_hand(one)
             fits.append((kind, row["solved"]))
             name = one.name if kind == "repos" else f"{one.name} (near miss)"
-            lines.append(f"| {name} | {_cell(one.about)} | {_cell(row['said'])} |")
+            lines.append(tables.row([name, one.about, row["said"]], MOST_SHOWN))
     patched = {kind: sum(is_fit for of, is_fit in fits if of == kind) for kind in ("repos", "near_misses")}
     lines += ["", f"A codemod fits {patched['repos']} of {len(planted())}, and {patched['near_misses']} near misses."]
     return "\n".join(lines) + "\n"
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.replace("|", "/").split())[:400]
 
 
 if __name__ == "__main__":

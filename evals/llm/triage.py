@@ -31,7 +31,7 @@ from eroica.errors import EroicaError, UserError
 from eroica.given import amount, count
 from eroica.untrusted import clean
 from evals.catalogue import CaseError
-from evals.llm import grading
+from evals.llm import grading, tables
 from evals.llm.questions import GRADES, QUESTIONS, Job, Question, job
 from mcp_server.reader import Setup
 from mcp_server.server import build
@@ -40,6 +40,8 @@ from mcp_server.sources import DiagnosisFolder
 NO_MODEL = "no model"
 SEED = 7
 MOST_PRICE = 1e5
+MOST_SHOWN = 120
+"""Characters of a cell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +189,7 @@ def table(rows: Sequence[Row]) -> str:
             same = [row for row in own if row.question == name]
             cells.append([name, same[0].case, *(_share(same, grade) for grade in GRADES), *_spent(same), same[0].named])
         heading = ["question", "case", *GRADES, "tokens in", "tokens out", "cost", "seconds", "blamed"]
-        lines += ["", f"Answered by {_cell(model)}:", "", *_lines(heading, cells)]
+        lines += ["", f"Answered by {model}:", "", *_lines(heading, cells)]
     return "\n".join(lines) + "\n"
 
 
@@ -225,11 +227,7 @@ def _spent(rows: Sequence[Row]) -> list[str]:
 
 
 def _lines(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(map(_cell, row))} |" for row in (heading, ["---"] * len(heading), *rows)]
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.replace("|", "/").split())[:120]
+    return [tables.row(cells, MOST_SHOWN) for cells in (heading, ["---"] * len(heading), *rows)]
 
 
 # ---- the command
