@@ -218,6 +218,16 @@ class Coordinator:
         self._rest_until_ns = now_ns
         return True
 
+    def ask_once_more(self, seen: Window, now_ns: int) -> bool:
+        """What was seen in a window that a change of pace has set off may pass by itself: another one after a rest.
+        False if that was such a one, or if it cannot be."""
+        if self.is_resting or self._wanted is not None or seen.is_second_look or seen.cause is None:
+            return False
+        self._wanted = self._new_window(seen.trigger, seen.cause, seen.rank, now_ns)
+        self._wanted.is_second_look = True
+        self._rest_until_ns = now_ns + round(self.policy.rest_s * 1e9)
+        return True
+
     @property
     def is_sizing(self) -> bool:
         """A window with the sizes of operators is under way, or to be."""

@@ -70,6 +70,7 @@ from eroica.pace import EFFECT
 from eroica.pattern import Stacked
 from eroica.placement import placed
 from eroica.rotation import common_peaks, rotating_excess
+from eroica.slowed import by_slow_cores
 from eroica.stalls import stalls
 from eroica.transfers import network_draft
 
@@ -417,6 +418,7 @@ def _drafts(
             drafts = [d for d in drafts if all(d is not other for other in common_rises)]
             drafts.append(self_inflicted_draft(stacked, gap, iteration_s))
     drafts = placed(stacked, settled(stacked, drafts, context), context)
+    drafts = by_slow_cores(stacked, drafts, context, iteration_s)
     if not drafts and context.baseline is None and _is_slow_still(context, iteration_s):
         assert context.noticed is not None
         drafts.append(level_draft(stacked, context.noticed, context.onset, iteration_s))

@@ -31,6 +31,7 @@ from eroica.impact import iteration_of
 from eroica.job import format_ranks, parse_ranks
 from eroica.pace import EFFECT
 from eroica.pattern import Stacked, stack
+from eroica.slowed import is_of_slow_cores, were_slow
 from eroica.topology import Topology, with_roll_ups
 from eroica.windows import Look, Policy, Window, missing_note
 from eroica.wires import Wires
@@ -185,7 +186,8 @@ class Investigation:
         if not window.summaries and judged.diagnosis.kind == "no_data":
             self._say_nothing_came(window)
             return False
-        if self._is_told_already(window, judged.diagnosis):
+        is_held_back = judged.may_pass and self.coordinator.ask_once_more(window, self._clock())
+        if is_held_back or self._is_told_already(window, judged.diagnosis):
             judged = replace(judged, is_news=False)
         is_sized = window.frames is Frames.SIZED
         if not is_sized:
@@ -320,6 +322,8 @@ class Judged:
     wires: Wires | None
     is_news: bool
     """Somebody is to be told."""
+    may_pass: bool = False
+    """If it lasts: cores of a shared machine are slower for some seconds now and then."""
 
 
 def judge(
@@ -361,9 +365,13 @@ def judge(
     is_small = 0 < _cost(diagnosis.findings) < least
     is_set = _cost([f for f in diagnosis.findings if f.cause == "configuration"]) >= EFFECT
     is_nothing = is_nothing or (window.trigger == "baseline" and is_small and not is_set)
-    is_vague = _was_slight(context) if diagnosis.kind == "recovered" else _is_vague(diagnosis, context)
+    if diagnosis.kind == "recovered":
+        is_vague = _was_slight(context) or were_slow(context)
+    else:
+        is_vague = _is_vague(diagnosis, context)
     is_nothing = is_nothing or (is_host_only(stacked) and is_vague)
-    return Judged(diagnosis, detail, stacked, context.wires, not is_nothing)
+    may_pass = bool(diagnosis.findings) and all(map(is_of_slow_cores, diagnosis.findings))
+    return Judged(diagnosis, detail, stacked, context.wires, not is_nothing, may_pass)
 
 
 def _was_slight(context: Context) -> bool:

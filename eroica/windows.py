@@ -120,6 +120,8 @@ class Window:
     """Windows before it that held none of the iterations that were slow."""
     num_failures: int = 0
     """Windows before it in which no rank had a capture."""
+    is_second_look: bool = False
+    """What the window before it has shown may pass: it is told if this one shows it, too."""
     _next: int = 0
     """Place in `ranks` of one that was waited for when last asked."""
 

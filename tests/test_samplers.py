@@ -106,6 +106,25 @@ def test_a_step_of_the_wall_clock_changes_no_rate() -> None:
     assert counted["values"]["cpu_ratio"] == 0.5
 
 
+def test_a_metric_with_a_past_is_told_with_what_it_was_and_lately_was_for_two_readings() -> None:
+    sampler = Scripted(HOST)
+    recorder, clock = recorder_of(sampler)
+    slow, cores = Target("host", ""), {"num_cores": 2.0}
+    for at in range(0, 80, 2):
+        clock.ns = at * SECOND
+        factor = 1.5 if at in (20, 60, 62, 64, 70) else 1.0
+        sampler.now = {slow: {"work_ns": 50e3 * factor, "busy_ticks": 190.0 * at, **cores}}
+        recorder.tick([RANK])
+    (counted,) = counters(recorder, START + 71 * SECOND, START + 79 * SECOND)
+    values = counted["values"]
+    assert (values["work_ns"], values["usual_work_ns"], values["lately_work_ns"]) == (50e3, 50e3, 75e3)
+    assert values["busy_cores"] == values["usual_busy_cores"] == 1.9
+    (early,) = counters(recorder, START + 6 * SECOND, START + 10 * SECOND)
+    assert "usual_work_ns" not in early["values"], "too little is known of before"
+    (calm,) = counters(recorder, START + 41 * SECOND, START + 50 * SECOND)
+    assert calm["values"]["lately_work_ns"] == 50e3, "one reading alone tells nothing"
+
+
 @given(st.lists(st.floats(0, 1e6), min_size=2, max_size=40), st.integers(1, 10**9))
 def test_rates_add_up_to_the_increase(rises: list[float], step_ns: int) -> None:
     counts = np.cumsum(rises)

@@ -53,6 +53,8 @@ class Metric:
     """The increase per second is divided by this: 1e9 makes seconds of nanoseconds."""
     over: Literal["median", "mean", "max"] = "median"
     """What stands for a while of a value that is no count: the mean makes a share of the time of 0 and 1."""
+    has_past: bool = False
+    """What it was before the interval is told as well, and what it lately was at most: `evidence.counters`."""
 
 
 @dataclass(frozen=True, slots=True)

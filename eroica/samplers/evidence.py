@@ -13,11 +13,15 @@ from typing import TypedDict, get_args
 
 import numpy as np
 
-from eroica.samplers import Kind, Metric, Rank
+from eroica.samplers import Kind, Metric, Rank, Target
 from eroica.samplers.recorder import MAX_TARGETS, Recorder, Series, rates
 from eroica.trace import Float64s, Int64s, Samples
 
 MOST_TEXT, MOST_VALUES, LARGEST = 400, 100, 1e300
+LEAST_PAST = 5
+"""Readings before an interval that tell what is usual, at least: ten seconds of them."""
+LATELY_S = 30.0
+"""So long before an interval is looked at, too: a slowdown is captured some seconds after it began, and may be gone."""
 FAR_S = 5.0
 """A counter of another target that was read so far from an instant says nothing about it."""
 
@@ -123,8 +127,13 @@ def _sum(
 
 
 def counters(recorder: Recorder, start_ns: int, end_ns: int) -> list[Counted]:
-    """Every target's counters over an interval since 1970, as one number each."""
+    """Every target's counters over an interval since 1970, as one number each.
+
+    Of a metric with a past there are two more: what it was in the middle of the readings before (`usual_...`), and the
+    most that two readings after each other have shown lately (`lately_...`).
+    """
     found: list[Counted] = []
+    past = _past(recorder, start_ns, end_ns)
     for series in recorder.between(start_ns, end_ns):
         values: dict[str, float] = {}
         for name, column in series.values.items():
@@ -140,11 +149,33 @@ def counters(recorder: Recorder, start_ns: int, end_ns: int) -> list[Counted]:
                 over = {"median": np.median(known), "mean": known.mean(), "max": known.max()}
                 values[name] = float(over[metric.over])
         target = series.target
+        values |= past.get(target, {})
         if target.kind == "way" and not values.get("way_mbps") and not values.get("way_got_mbps"):
             continue  # most connections of a job are idle: every rank has one to every other
         found.append(
             Counted(kind=target.kind, name=target.name, rank=target.rank, values=values, labels=dict(series.labels))
         )
+    return found
+
+
+def _past(recorder: Recorder, start_ns: int, end_ns: int) -> dict[Target, dict[str, float]]:
+    """What metrics with a past were before the interval, and lately."""
+    told = {name: metric for name, metric in recorder.metrics.items() if metric.has_past}
+    found: dict[Target, dict[str, float]] = {}
+    for series in recorder.between(0, end_ns) if told else ():
+        for name in told.keys() & series.values.keys():
+            line = _line(series, name, told[name])
+            assert line is not None
+            known = np.isfinite(line.values)
+            at_ns, values = line.ts_ns[known], line.values[known]
+            before = values[at_ns < start_ns]
+            if len(before) < LEAST_PAST:
+                continue
+            lately = values[(at_ns >= start_ns - LATELY_S * 1e9) & (at_ns <= end_ns)]
+            named = told[name].rate or name
+            found.setdefault(series.target, {})[f"usual_{named}"] = float(np.median(before))
+            if len(lately) > 1:
+                found[series.target][f"lately_{named}"] = float(np.minimum(lately[1:], lately[:-1]).max())
     return found
 
 

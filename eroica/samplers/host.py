@@ -12,7 +12,7 @@ absent then. Used through `eroica.samplers`.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,6 +32,7 @@ from eroica.samplers.proc import (
     words_of,
 )
 from eroica.samplers.processes import Processes
+from eroica.samplers.work import work_ns
 
 SLOW_NS = 1_000_000_000
 """What changes slowly (threads, memory limits, link speeds) is read once in so long."""
@@ -76,11 +77,12 @@ METRICS: Mapping[str, Metric] = {
     "cpu": Metric("cores"),
     "processor": Metric(""),
     # host
-    "busy_ticks": Metric("cores", True, "busy_cores", 100),
+    "busy_ticks": Metric("cores", True, "busy_cores", 100, has_past=True),
     "steal_ticks": Metric("cores", True, "stolen_cores", 100),
     "iowait_ticks": Metric("cores", True, "iowait_cores", 100),
     "procs_running": Metric(""),
     "num_cores": Metric(""),
+    "work_ns": Metric("ns", has_past=True),
     "cpu_pressure_us": Metric("s/s", True, "cpu_pressure", 1e6),
     "memory_pressure_us": Metric("s/s", True, "memory_pressure", 1e6),
     "io_pressure_us": Metric("s/s", True, "io_pressure", 1e6),
@@ -104,7 +106,7 @@ METRICS: Mapping[str, Metric] = {
     "speed_gbps": Metric("Gbit/s"),
 }
 """`cpu_ratio`, `runqueue_ratio` of a rank: of the threads that drive training, together. Ticks are hundredths of a
-second on every Linux that torch runs on (USER_HZ)."""
+second on every Linux that torch runs on (USER_HZ). `work_ns`: CPU time of a fixed piece of work (`work`)."""
 
 TICK_NS = 10_000_000
 
@@ -147,7 +149,9 @@ class _Facts:
 class Host:
     """Reads /proc and /sys under a root folder."""
 
-    def __init__(self, root: Path, tick_ns: int = TICK_NS) -> None:
+    def __init__(self, root: Path, tick_ns: int = TICK_NS, work_ns: Callable[[], float] | None = None) -> None:
+        """`work_ns`: does a fixed piece of work on this host and says how long that took; None: `root` is another's."""
+        self._work_ns = work_ns
         self._proc, self._sys, self._root, self._tick_ns = root / "proc", root / "sys", root, tick_ns
         self._mounts: tuple[Mount, ...] = parse_mounts(read_text(self._proc / "self" / "mountinfo"))
         self._namespace = _link(self._proc / "self" / "ns" / "net")
@@ -315,6 +319,8 @@ class Host:
         memory = numbers_of(read_text(self._proc / "meminfo"), "MemTotal", "MemAvailable")
         if memory.get("MemTotal") and "MemAvailable" in memory:
             found["memory_available_ratio"] = memory["MemAvailable"] / memory["MemTotal"]
+        if self._work_ns is not None:
+            found["work_ns"] = self._work_ns()
         return found
 
     def _network(
@@ -374,5 +380,6 @@ def open_sampler(root: Path) -> Host | Missing:
     """A sampler of the host whose /proc and /sys lie under `root`."""
     if not read_text(root / "proc" / "stat").startswith("cpu"):
         return Missing("host", f"{root / 'proc' / 'stat'} cannot be read; host counters need Linux with /proc mounted")
-    ticks = os.sysconf("SC_CLK_TCK") if root == Path("/") else 100
-    return Host(root, 1_000_000_000 // ticks)
+    is_here = root == Path("/")
+    ticks = os.sysconf("SC_CLK_TCK") if is_here else 100
+    return Host(root, 1_000_000_000 // ticks, work_ns if is_here else None)

@@ -1,0 +1,158 @@
+"""Cores that are slower themselves: the host is told, and only if it lasts; what they do not explain stays as it is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+
+import pytest
+
+from eroica import bus
+from eroica.context import Context
+from eroica.critical_path import Activity
+from eroica.degradation import Change, Trigger
+from eroica.diagnosis import diagnose
+from eroica.findings import Diagnosis
+from eroica.investigation import Incident, Investigation, judge
+from eroica.pattern import Function, Summary, stack
+from eroica.samplers.evidence import Counted
+from eroica.samplers.standout import stand_out
+from eroica.samplers.work import work_ns
+from eroica.windows import Policy, Window
+from tests import handmade as h
+from tests.buses import in_one_process
+from tests.test_investigation import Agent, rounds_until
+
+OPERATOR = Function(Activity.OPERATOR, "aten::addmm", "train.py:7", "train.py:7")
+PYTHON = Function(Activity.PYTHON, "forward", "train.py:30", "train.py:30")
+INPUT = Function(Activity.INPUT, "__getitem__", "data.py:41", "data.py:41")
+
+
+def host(factor: float, lately: float | None = None, busier: float = 0.0) -> Counted:
+    """Two cores, both busy; fixed work takes so many times what it took."""
+    return Counted(
+        kind="host",
+        name="",
+        rank=None,
+        values={
+            "work_ns": 50e3 * factor,
+            "usual_work_ns": 50e3,
+            "lately_work_ns": 50e3 * (lately or factor),
+            "num_cores": 2.0,
+            "busy_cores": 1.9,
+            "usual_busy_cores": 1.9 - busier,
+        },
+        labels={},
+    )
+
+
+def job(slower: Sequence[float], of_input: float = 0.0) -> list[Summary]:
+    """Ranks without devices, the last two on host b, the others on a; each takes so many times 0.5 s for operators and
+    0.3 s for Python."""
+    owns = [0.8 * factor + 0.1 + of_input for factor in slower]
+    ranks = []
+    for rank, (factor, own) in enumerate(zip(slower, owns, strict=True)):
+        ranks.append(
+            h.Rank(
+                own=own,
+                length=max(owns) + 0.05,
+                samples=[h.Sample(0.05 + max(owns) - own, work_before=own, channel=h.everyone(len(slower)))],
+                functions={OPERATOR: 0.5 * factor, PYTHON: 0.3 * factor, INPUT: 0.1 + of_input},
+                has_device=False,
+                host="b" if rank >= len(slower) - 2 else "a",
+            )
+        )
+    return h.job(ranks)
+
+
+def said(now: list[Summary], counters: dict[str, list[Counted]]) -> Diagnosis:
+    context = Context(trigger="slowdown", baseline=stack(job([1.0] * len(now))), counters=stand_out(counters))
+    return diagnose(stack(now), context)
+
+
+def test_all_ranks_take_longer_for_everything_since_the_cores_of_their_hosts_are_slower() -> None:
+    found = said(job([1.4] * 4), {"a": [host(1.4)], "b": [host(1.4)]})
+    (finding,) = found.findings
+    assert (finding.cause, finding.scope, finding.hosts, finding.ranks) == ("cpu_contention", "host", ("a", "b"), "0-3")
+    assert finding.impact.seconds_per_iteration == pytest.approx(0.32, rel=0.1)
+    assert "1.40 times on a" in " ".join(found.evidence[one].text for one in finding.evidence)
+
+
+def test_ranks_of_one_host_are_slow_for_its_cores() -> None:
+    (finding,) = said(job([1.0] * 6 + [2.0] * 2), {"a": [host(1.0)], "b": [host(2.0)]}).findings
+    assert (finding.cause, finding.scope, finding.hosts, finding.ranks) == ("cpu_contention", "host", ("b",), "6-7")
+
+
+@pytest.mark.parametrize(
+    ("slower", "of_input", "counted", "cause"),
+    [
+        (1.4, 0.0, host(1.0), "unknown"),
+        (1.4, 0.0, host(1.4, busier=0.5), "unknown"),
+        (1.0, 0.3, host(1.4), "input_pipeline"),
+    ],
+)
+def test_what_slower_cores_do_not_explain_stays_as_it_is(
+    slower: float, of_input: float, counted: Counted, cause: str
+) -> None:
+    found = said(job([slower] * 4, of_input), {"a": [counted], "b": [counted]})
+    assert {finding.scope for finding in found.findings} == {"all"}
+    assert found.verdict.cause == cause
+
+
+def test_one_slow_rank_of_a_host_is_not_excused_by_its_cores() -> None:
+    found = said(job([1.0] * 7 + [2.0]), {"a": [host(1.0)], "b": [host(2.0)]}).findings
+    assert {(finding.scope, finding.ranks) for finding in found} == {("rank", "7")}
+    assert "cpu_contention" not in {finding.cause for finding in found}
+
+
+@pytest.mark.parametrize(("lately", "is_told"), [(1.4, False), (1.0, True)])
+def test_what_has_passed_is_not_told_where_the_cores_were_slow_meanwhile(lately: float, is_told: bool) -> None:
+    cause = Trigger(Change.SLOW, 0, 0, 117, 117, 950_000_000, 1_300_000_000, 0.37)
+    window = Window(number=2, trigger="slowdown", cause=cause, rank=0, asked_ns=0, start=130, num_steps=8)
+    window.summaries = dict(enumerate(job([1.0] * 4)))
+    window.counters = {name: (host(1.0, lately=lately),) for name in "ab"}
+    made = judge(window, stack(job([1.0] * 4)), job="j", created="")
+    assert (made.diagnosis.kind, made.is_news) == ("recovered", is_told)
+
+
+class Slow(Agent):
+    """Its host tells how slow its cores are."""
+
+    factor = 1.0
+
+    def _take(self, message: bus.Message) -> None:
+        if isinstance(message, bus.Commit):
+            counted = (host(self.factor),)
+            self._link.publish(bus.CountersRead(window=message.window, host=self._host, counters=counted))
+        super()._take(message)
+
+
+def test_slower_cores_are_told_when_a_second_window_shows_them_too() -> None:
+    ends, told = in_one_process(), list[Incident]()
+    investigation = Investigation(
+        ends.coordinator,
+        job="waves",
+        policy=Policy(baseline=False, rest_s=0.0),
+        clock=time.monotonic_ns,
+        tell=told.append,
+        say=ends.said.append,
+    )
+    until = partial(rounds_until, ends, investigation)
+    whole = job([1.0] * 6 + [2.0] * 2)
+    agents = [Slow(ends.agents[0], "a", range(6), whole), Slow(ends.agents[1], "b", range(6, 8), whole)]
+    agents[1].factor = 2.0
+    until(lambda: len(investigation.coordinator.standings) == 8)
+    agents[0].notice()
+    until(lambda: len(agents[0].closed) == 1)
+    assert not told and agents[0].closed[0].diagnosis == ""
+    until(lambda: len(agents[0].closed) == 2)
+    (incident,) = told
+    verdict = incident.diagnosis.verdict
+    assert (verdict.cause, verdict.scope, verdict.hosts, verdict.ranks) == ("cpu_contention", "host", ("b",), "6-7")
+
+
+def test_the_work_is_done_and_its_shortest_piece_counts() -> None:
+    ticks = iter([0, 70, 100, 150, 200, 290, 300, 360])
+    assert work_ns(lambda: next(ticks)) == 50
+    assert work_ns() > 0
