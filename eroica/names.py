@@ -83,6 +83,8 @@ _PHASES = (
             r"torch/distributed/(?!optim|fsdp|_composable|tensor|algorithms|checkpoint|pipelining)|^c10d::|^record_param_comms|"
             # DDP sends its buffers, and compares its parameters, by calls that leave no event on this thread.
             r"torch/nn/parallel/distributed\.py\(\d+\): _distributed_broadcast_coalesced|"
+            # A rank that is out of data takes part in the collectives of the others, by torch's Join.
+            r"torch/distributed/algorithms/join\.py|torch/nn/parallel/distributed\.py\(\d+\): _match_|"
             r"^<built-in method (_?broadcast_coalesced|_verify_params_across_processes)|"
             r"^(nccl|gloo|mpi|ucc|xccl|hccl):|"
             r"^<built-in method (wait|all_?reduce|all_?gather|reduce_?scatter|broadcast|barrier|send|recv)[a-z_]*"
