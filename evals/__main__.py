@@ -83,8 +83,10 @@ def _chosen(options: argparse.Namespace) -> list[Case]:
     chosen = [
         case for case in known if case.suite in suites_asked and (not asked or case.id in asked or case.entry in asked)
     ]
-    if not chosen:
-        raise CaseError(f"no case of {', '.join(asked) or 'the catalogue'} is of suite {', '.join(suites_asked)}")
+    of_chosen = {name for case in chosen for name in (case.id, case.entry)}
+    left = [name for name in asked if name not in of_chosen] or ([] if chosen else ["the catalogue"])
+    if left:
+        raise CaseError(f"no case of {', '.join(left)} is of suite {', '.join(suites_asked)}; leave --suite out")
     if options.repeat < 1:
         raise CaseError(f"--repeat is {options.repeat}; give 1 or more")
     return chosen

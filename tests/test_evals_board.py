@@ -150,7 +150,7 @@ def test_without_resume_a_file_begins_anew_unless_it_is_something_else(
     ("words", "said"),
     [
         (["--case", "Q99"], "no case or entry is called Q99"),
-        (["--case", "Q01", "--suite", "live"], "no case of Q01 is of suite live"),
+        (["--case", "Q01", "--suite", "live"], "no case of Q01 is of suite live; leave --suite out"),
         (["--repeat", "0"], "--repeat is 0; give 1 or more"),
     ],
 )

@@ -146,7 +146,9 @@ def test_a_dead_endpoint_is_one_sentence_and_what_was_answered_is_kept(
     file = tmp_path / "results.jsonl"
     assert main(["--question", "crash", "--model", "m", "--results", str(file)]) == 1
     told = capsys.readouterr()
-    assert re.fullmatch(r"triage: m at http://127\.0\.0\.1:9/v1 does not answer: .*\n", told.err)
+    progress, said = told.err.splitlines()
+    assert re.fullmatch(r"\[1/1\] no model: crash \.\.\. right \(\d+\.\d s\)", progress)
+    assert re.fullmatch(r"triage: m at http://127\.0\.0\.1:9/v1 does not answer: .*", said)
     assert "sk-of-nobody" not in told.out + told.err
     (row,) = map(json.loads, file.read_text().splitlines())
     assert row["model"] == "no model"

@@ -233,6 +233,14 @@ def _lines(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 # ---- the command
 
 
+def _progress(row: Row, num: int, rows: Sequence[Row]) -> str:
+    """One answer in a line, as it comes: a model may take minutes for each."""
+    nth = sum(other.model == row.model for other in rows)
+    wrong = [grade for grade, is_right in row.grades.items() if is_right is False]
+    what = f"wrong in {', '.join(wrong)}" if wrong else "right"
+    return f"[{nth}/{num}] {row.model}: {row.question} ... {what} ({row.seconds:.1f} s)"
+
+
 def main(arguments: Sequence[str]) -> int:
     """Ask, show, and keep what was answered."""
     parser = argparse.ArgumentParser(
@@ -264,6 +272,7 @@ def main(arguments: Sequence[str]) -> int:
             for whom in (None, endpoint) if endpoint is not None else (None,):  # the baseline first
                 for row in run(chosen, jobs, whom, price=price, repeat=options.repeat):
                     rows.append(row)
+                    sys.stderr.write(f"{_progress(row, len(chosen) * options.repeat, rows)}\n")
                     if options.results is not None:
                         with open(options.results, "a", encoding="utf-8") as file:
                             file.write(json.dumps(asdict(row)) + "\n")
