@@ -72,6 +72,7 @@ from eroica.placement import placed
 from eroica.rotation import common_peaks, rotating_excess
 from eroica.slowed import by_slow_cores
 from eroica.stalls import stalls
+from eroica.starved import by_workers
 from eroica.transfers import network_draft
 
 LEAST_EXPLAINED = 0.05
@@ -418,7 +419,7 @@ def _drafts(
             drafts = [d for d in drafts if all(d is not other for other in common_rises)]
             drafts.append(self_inflicted_draft(stacked, gap, iteration_s))
     drafts = placed(stacked, settled(stacked, drafts, context), context)
-    drafts = by_slow_cores(stacked, drafts, context, iteration_s)
+    drafts = by_workers(stacked, by_slow_cores(stacked, drafts, context, iteration_s), context, iteration_s)
     if not drafts and context.baseline is None and _is_slow_still(context, iteration_s):
         assert context.noticed is not None
         drafts.append(level_draft(stacked, context.noticed, context.onset, iteration_s))

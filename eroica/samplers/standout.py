@@ -82,6 +82,7 @@ class _Rule:
     """Small values are the bad ones."""
 
 
+WORKERS_FILL = "worker_cores"
 SLOW_CORES = 1.15
 """Times the usual CPU time for fixed work. Beside jobs of all kinds that keep two cores busy, nine of ten readings were
 within 9 % of the middle."""
@@ -163,6 +164,9 @@ THREAD_APART = 0.3
 HELPED, HELPS = 0.05, 0.5
 """Share of a host's cores, and of what the training threads use, that threads beside these must use to be told
 together: those of process groups and loaders hardly run."""
+FULL, MOST_OF_THEM = 0.85, 0.5
+"""Share of a host's cores that are busy, and of these cores that processes started by the ranks use, to say that these
+leave no core for more."""
 IDLE_DEVICE = 0.1
 """A device that is busy for less of the time lowers its clock and cools down by itself: not compared with others."""
 HOG_CORES = 0.25
@@ -317,6 +321,21 @@ def _helpers(host: str, every: Sequence[Counted]) -> Iterator[Observation]:
         yield Observation(host, "host", None, "helper_cores", used, None, text, used / least)
 
 
+def _workers(host: str, every: Sequence[Counted]) -> Iterator[Observation]:
+    """Processes that the ranks have started, those of loaders as a rule, fill the cores."""
+    of_host = next((c["values"] for c in every if c["kind"] == "host" and c["values"].get("num_cores")), {})
+    cores, busy = of_host.get("num_cores", 0.0), of_host.get("busy_cores", 0.0)
+    told = [c for c in every if c["kind"] == "rank" and "children_cpu" in c["values"]]
+    used = sum(c["values"]["children_cpu"] for c in told)
+    if told and busy >= FULL * cores and used >= MOST_OF_THEM * cores > 0:
+        busiest = max(told, key=lambda c: c["values"]["children_cpu"])["labels"].get("children", "")
+        text = (
+            f"processes that {len(told)} ranks have started use {used:.2g} of {cores:.0f} CPU cores, of which "
+            f"{busy:.2g} are busy" + (f"; most of them: {clean(busiest)}" if busiest else "")
+        )
+        yield Observation(host, "host", None, WORKERS_FILL, used, None, text, used / (MOST_OF_THEM * cores))
+
+
 def _far_devices(host: str, every: Sequence[Counted]) -> Iterator[Observation]:
     """Ranks that may not run on any of the cores that their device is attached to."""
     ranks = {c["labels"]["pid"]: c for c in every if c["kind"] == "rank" and c["labels"].get("pid")}
@@ -390,5 +409,6 @@ def stand_out(hosts: Mapping[str, Sequence[Counted]]) -> tuple[Observation, ...]
     found += _busy_threads(hosts)
     for host, every in hosts.items():
         found += [*_hogs(host, every), *_placement(host, every), *_far_devices(host, every), *_helpers(host, every)]
+        found += _workers(host, every)
     found.sort(key=lambda o: (-o.strength, o.host, o.target, o.name))
     return tuple(found[:MOST])
