@@ -7,6 +7,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,7 +18,7 @@ from eroica.commands import Frames, State, parse_answer
 from eroica.critical_path import iterations_of
 from eroica.offline import diagnose_paths
 from eroica.pattern import summarize
-from eroica.probe.frames import Sampler
+from eroica.probe.frames import SOON_S, Sampler, _Turns
 from eroica.ring import Flight, read_flight
 from eroica.trace import read_trace
 from tests.test_probe import ROOT, _environ
@@ -283,6 +285,81 @@ print(num_running, sum(type(each) is Sampler for each in gc.get_objects()))
 def test_stacks_of_a_rank_that_was_forked_are_those_of_its_own_thread() -> None:
     ended = subprocess.run([sys.executable, "-c", LOOKED_AT_BY_A_CHILD], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
+
+
+def _spin(rounds: int) -> int:
+    """In Python alone, which gives way to nobody."""
+    number = 1
+    for _ in range(rounds):
+        number = number * 31 % 1_000_003
+    return number
+
+
+def _give_way() -> None:
+    """As native code does, for a moment."""
+    time.sleep(0.0005)
+
+
+def _turn_by_turn(until: Callable[[], bool]) -> None:
+    while not until():
+        _spin(40_000)
+        _give_way()
+
+
+def _looked_at(other: Callable[[threading.Event], None] | None = None) -> tuple[Counter[str], set[float]]:
+    """What was on top of this thread's stack in a second of work that gives way often, by name, and the intervals after
+    which it had to. `other`: runs beside, on a thread of its own."""
+    intervals, stopped = set[float](), threading.Event()
+    beside = threading.Thread(target=other, args=(stopped,)) if other is not None else None
+    if beside is not None:
+        beside.start()
+    sampler = Sampler(threading.get_ident(), True, 5.0, lambda: None)
+    sampler.start()
+    end = time.monotonic() + 1
+
+    def is_over() -> bool:
+        intervals.add(round(sys.getswitchinterval(), 6))
+        return time.monotonic() > end
+
+    _turn_by_turn(is_over)
+    sampler.stop()
+    stopped.set()
+    sampler.thread.join()
+    if beside is not None:
+        beside.join()
+    (own,) = [thread for thread in sampler.seen() if thread.outer]
+    return Counter(stack[-1].co_name for _, stack in own.samples if stack), intervals
+
+
+def test_functions_that_compute_in_python_for_less_than_a_turn_are_seen_and_turns_are_as_before_in_the_end() -> None:
+    usual_s = sys.getswitchinterval()
+    seen, intervals = _looked_at()
+    assert seen["_spin"] > seen["_give_way"], seen
+    assert intervals == {usual_s, SOON_S} and sys.getswitchinterval() == usual_s
+
+
+def test_threads_that_take_turns_keep_their_pace_while_they_are_looked_at() -> None:
+    def work(stopped: threading.Event) -> None:
+        while not stopped.is_set():
+            _spin(400_000)
+
+    usual_s = sys.getswitchinterval()
+    _, intervals = _looked_at(work)
+    assert intervals == {usual_s} and sys.getswitchinterval() == usual_s
+
+
+@pytest.mark.parametrize("set_s", [0.002, SOON_S / 2])
+def test_an_interval_that_the_program_sets_in_a_window_stays(set_s: float) -> None:
+    usual_s = sys.getswitchinterval()
+    turns = _Turns()
+    try:
+        turns.soon()
+        assert sys.getswitchinterval() == pytest.approx(SOON_S)
+        sys.setswitchinterval(set_s)
+        turns.as_usual()
+        assert sys.getswitchinterval() == pytest.approx(set_s)
+    finally:
+        sys.setswitchinterval(usual_s)
 
 
 def test_stacks_are_looked_at_until_the_limit_though_threads_come_and_go() -> None:

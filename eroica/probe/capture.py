@@ -35,7 +35,7 @@ from eroica import ring as flight
 from eroica.commands import Command, Frames, State, Unit, Verb, answer, parse
 from eroica.probe import weave
 from eroica.probe.fitting import fitted
-from eroica.probe.frames import Sampler
+from eroica.probe.frames import TURNS, Sampler
 from eroica.probe.thrift import Thrift
 from eroica.ring import CAPTURE, Ring, what
 
@@ -111,6 +111,7 @@ class Capture:
         self._thrift.end_window()
         self.is_open = False
         self._command = None
+        TURNS.as_usual()  # the thread that would do so is the parent's
         if window is not None:
             with contextlib.suppress(Exception):
                 sys.modules["torch"]._C._autograd._clear_callbacks()
