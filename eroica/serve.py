@@ -148,6 +148,7 @@ class HostAgent:
         self._scan_s = -SCAN_S
         self._over_s: dict[Path, float] = {}
         """Jobs that are over and not left yet -> since when."""
+        self._is_first = True
 
     @property
     def events(self) -> list[int]:
@@ -165,16 +166,24 @@ class HostAgent:
             self._scan(now_ns / 1e9)
 
     def close(self) -> None:
-        """Let go of all."""
-        for agent, _ in self._agents.values():
+        """Let go of all. Captures of ranks that live on stay for the agent that may take our place."""
+        for folder, (agent, _) in self._agents.items():
             agent.close()
+            if not has_living(folder):
+                forget_captures(folder)
         self._readers.close()
 
     def _scan(self, now_s: float) -> None:
         """Take on jobs that have come, and leave those that are over and told."""
+        is_first, self._is_first = self._is_first, False
         for folder in sorted(self._user.glob("*/")):
             # A folder run-... has a watcher of its own.
-            if folder not in self._agents and not folder.name.startswith("run-") and has_living(folder):
+            if folder in self._agents or folder.name.startswith("run-"):
+                continue
+            if not has_living(folder):
+                if is_first and _are_left(folder / "captures"):
+                    forget_captures(folder)
+            else:
                 job = self._job or _job_of(folder)
                 if job:
                     self._take_on(folder, job)
@@ -200,6 +209,14 @@ class HostAgent:
         )
         self._agents[folder] = Agent(folder, link, host=self._host, readers=self._readers), link
         self._say(f"job {link.job} has ranks here")
+
+
+def _are_left(captures: Path) -> bool:
+    """The job has ended while no agent was here; another one of this host would have read them by now."""
+    try:
+        return time.time() - captures.stat().st_mtime > TO_HEAR_S
+    except OSError:
+        return False
 
 
 def _job_of(folder: Path) -> str:

@@ -359,6 +359,45 @@ def test_a_rank_that_dies_while_the_coordinator_is_away_is_told_of_when_it_is_ba
     assert [one.diagnosis.kind for one in told] == ["crash"]
 
 
+def _captured(folder: Path) -> Path:
+    """Of a window that nobody closes, since the coordinator that began it is gone."""
+    capture = folder / "captures" / "7" / "rank0.json"
+    capture.parent.mkdir(parents=True)
+    capture.write_text("{}")
+    return capture
+
+
+def test_an_agent_that_is_ended_right_after_a_job_leaves_no_captures_of_it_and_those_of_living_ranks(
+    tmp_path: Path,
+) -> None:
+    network, said = Network(random.Random(1)), list[str]()
+    agent = HostAgent(network.carrier(), {"XDG_RUNTIME_DIR": str(tmp_path), "EROICA_HOST": "a"}, said.append)
+    folders = [tmp_path / "eroica" / name for name in ("job-1", "job-2")]
+    ranks = []
+    for folder in folders:
+        folder.mkdir(parents=True)
+        rank = subprocess.Popen(
+            [sys.executable, "-c", _RANK, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert rank.stdout is not None and rank.stdout.readline() == "ready\n"
+        ranks.append(rank)
+    with ranks[0], ranks[1]:
+        agent.look()
+        assert sum("has ranks here" in text for text in said) == 2
+        gone, stays = map(_captured, folders)
+        ranks[0].kill()
+        ranks[0].wait()
+        agent.close()
+        assert not gone.exists() and stays.exists()
+        ranks[1].kill()
+    for hours_ago, is_left in ((0, True), (1, False)):  # it ended while no agent was there
+        os.utime(folders[1] / "captures", (time.time() - 3600 * hours_ago,) * 2)
+        later = HostAgent(network.carrier(), {"XDG_RUNTIME_DIR": str(tmp_path), "EROICA_HOST": "a"}, said.append)
+        with closing(later):
+            later.look()
+            assert stays.exists() == is_left
+
+
 def test_a_secret_on_the_command_line_is_wrong_usage() -> None:
     from eroica.cli import main
 
