@@ -135,6 +135,7 @@ def bus(folder: str, num_ranks: str, processes: str, per_connection: str) -> Non
             while not told and time.monotonic() < until:
                 select.select([carrier.handle], [], [], 0 if coordinators.are_behind else ROUND_S)
                 coordinators.look()
+                keeper.look()
                 if JOB not in coordinators.jobs:
                     continue
                 job = coordinators.jobs[JOB].coordinator

@@ -89,7 +89,8 @@ class Keeper:
         self._thread.join(LEAVE_S)
         with self._changed:
             if self._waiting:
-                self._news.append(f"{len(self._waiting)} records for the store are lost; {self.why}")
+                why = self.why if self._store is None else f"they took more than {LEAVE_S:.0f} s to write"
+                self._news.append(f"{len(self._waiting)} records for the store are lost; {why}")
         self.look()
 
     def _drop(self) -> None:

@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, SQLAlchemyError
@@ -248,7 +249,7 @@ class Store:
         names = (told.id, *(f"{content}-{number}" for number in range(2, len(same) + 3)))
         packed = None
         if told.detail is not None:
-            packed = zlib.compress(json.dumps(detail_to_json(told.detail)).encode(), 5)
+            packed = zlib.compress(msgspec.json.encode(detail_to_json(told.detail)), 5)
         row = {
             "id": next(name for name in names if name not in taken),
             "content": content,
