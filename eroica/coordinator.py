@@ -665,11 +665,13 @@ class Coordinator:
             )
             self._begin(now_ns)
             return
-        self._rest_until_ns = now_ns + round(self.policy.rest_s * 1e9) if window.trigger != "baseline" else now_ns
+        # A window that no rank has captured has cost none of them anything: nobody need rest from it.
+        is_costly = window.trigger != "baseline" and bool(window.summaries)
+        self._rest_until_ns = now_ns + round(self.policy.rest_s * 1e9) if is_costly else now_ns
         is_told = self._on_window(window)
         if not is_told and self._may_pass(window) and self._wanted is None:
             wait_s = self.policy.again_s * 2**window.num_failures
-            self._rest_until_ns = max(self._rest_until_ns, now_ns + round(wait_s * 1e9))
+            self._rest_until_ns = now_ns + round(wait_s * 1e9)
             again = self._new_window(window.trigger, window.cause, window.rank, now_ns)
             self._wanted = replace(again, num_failures=window.num_failures + 1)
         self._begin(now_ns)

@@ -108,8 +108,8 @@ class Investigation:
         self._halt: tuple[object, ...] | None = None
         """What was told of a job that stands still or has broken off, until a rank goes on: ranks notice it one after
         the other, and what lasts is looked at again and again."""
-        self._ailing: Verdict | None = None
-        """What the window of the baseline has shown and was told of."""
+        self._ailing: tuple[Verdict, int] | None = None
+        """What the window of the baseline has shown and was told of, and the first step after that window."""
         self._told_changes: set[Change] = set()
         """Of pace, that a diagnosis was told of and that have not ended."""
         self._recovered: dict[Change, dict[int, int]] = {}
@@ -187,7 +187,7 @@ class Investigation:
             self._say_nothing_came(window)
             return False
         is_held_back = judged.may_pass and self.coordinator.ask_once_more(window, self._clock())
-        if is_held_back or self._is_told_already(window, judged.diagnosis):
+        if is_held_back or self._is_told_already(window, judged):
             judged = replace(judged, is_news=False)
         is_sized = window.frames is Frames.SIZED
         if not is_sized:
@@ -208,11 +208,15 @@ class Investigation:
                 self._report(judged.diagnosis, judged.detail, window.cause, window)
         return judged.is_news
 
-    def _is_told_already(self, window: Window, diagnosis: Diagnosis) -> bool:
-        """The first window was taken after the job had become slow, as by a coordinator that was started again, and has
-        shown the same: the same ranks and cause, at the same pace."""
-        verdict, before = diagnosis.verdict, self._ailing
-        if before is None or window.trigger != "slowdown" or not _is_back(diagnosis):
+    def _is_told_already(self, window: Window, judged: Judged) -> bool:
+        """The first window was taken when the job had become slow, as by a coordinator that was started again, or was
+        just becoming so, and has shown the same: the same ranks and cause, at the same pace or since that window."""
+        verdict = judged.diagnosis.verdict
+        if self._ailing is None or window.trigger != "slowdown":
+            return False
+        before, end = self._ailing
+        is_within = judged.onset is not None and judged.onset < end
+        if not (is_within or _is_back(judged.diagnosis)):
             return False
         is_same = (verdict.scope, verdict.cause, verdict.ranks) == (before.scope, before.cause, before.ranks)
         if is_same and window.cause is not None:
@@ -294,7 +298,7 @@ class Investigation:
         if diagnosis.kind not in ("healthy", "no_data", "recovered"):
             self.num_troubles += 1
             if window is not None and window.trigger == "baseline":
-                self._ailing = diagnosis.verdict
+                self._ailing = diagnosis.verdict, window.start + window.num_steps
             if cause is not None:
                 self._told_changes.add(cause.change)
         self._tell(
@@ -322,6 +326,8 @@ class Judged:
     wires: Wires | None
     is_news: bool
     """Somebody is to be told."""
+    onset: int | None
+    """First step of the slowdown, as far as the series shows it."""
     may_pass: bool = False
     """If it lasts: cores of a shared machine are slower for some seconds now and then."""
 
@@ -371,7 +377,7 @@ def judge(
         is_vague = _is_vague(diagnosis, context)
     is_nothing = is_nothing or (is_host_only(stacked) and is_vague)
     may_pass = bool(diagnosis.findings) and all(map(is_of_slow_cores, diagnosis.findings))
-    return Judged(diagnosis, detail, stacked, context.wires, not is_nothing, may_pass)
+    return Judged(diagnosis, detail, stacked, context.wires, not is_nothing, context.onset, may_pass)
 
 
 def _was_slight(context: Context) -> bool:

@@ -838,7 +838,7 @@ def test_an_agent_that_takes_the_place_of_a_lost_one_is_told_of_the_window_and_i
 def test_a_window_in_which_no_rank_could_capture_is_taken_again_later_and_later_three_times_in_all(
     state: State,
 ) -> None:
-    job = Job(policy=Policy(rest_s=1.0))
+    job = Job(policy=Policy())
     job.stand(50)
     job.pass_time(1)
     for num, wait_s in ((1, 5), (2, 10)):

@@ -14,6 +14,7 @@ import pytest
 
 from eroica import bus
 from eroica.arrivals import Arrival
+from eroica.background import History, Lap
 from eroica.codec import write_summary
 from eroica.commands import State, Unit
 from eroica.conductor import Mode
@@ -33,9 +34,9 @@ INPUT = Function(Activity.INPUT, "__getitem__", "data.py:41", "data.py:41")
 SLOW = 5
 
 
-def summaries(slow: Sequence[int] = (SLOW,)) -> list[Summary]:
-    """Of eight ranks on two hosts; rank 5, or whoever is named, takes 0.2 s longer for its batches."""
-    own = [0.8 + 0.0005 * rank + (0.2 if rank in slow else 0.0) for rank in range(8)]
+def summaries(slow: Sequence[int] = (SLOW,), late_s: float = 0.2) -> list[Summary]:
+    """Of eight ranks on two hosts; rank 5, or whoever is named, takes longer for its batches."""
+    own = [0.8 + 0.0005 * rank + (late_s if rank in slow else 0.0) for rank in range(8)]
     ranks = []
     for rank, work in enumerate(own):
         meet = h.Sample(0.05 + max(own) - work, work_before=work, channel=h.everyone(8))
@@ -61,6 +62,8 @@ class Agent:
     def __init__(self, link: bus.Link, host: str, ranks: range, made: Sequence[Summary]) -> None:
         self._link, self._host, self._ranks, self.made = link, host, ranks, made
         self.closed: list[bus.Closed] = []
+        self.history: History | None = None
+        """Of each of its ranks."""
         link.subscribe((bus.Prepare, bus.Commit, bus.Closed), self._take)
         self.stand(117)
 
@@ -97,7 +100,7 @@ class Agent:
             for rank in self._ranks:
                 self._link.publish(bus.Answered(window=message.window, rank=rank, state=State.DONE))
                 data = write_summary(self.made[rank])
-                self._link.publish(bus.Summarized(window=message.window, rank=rank, summary=data))
+                self._link.publish(bus.Summarized(window=message.window, rank=rank, summary=data, history=self.history))
         elif isinstance(message, bus.Closed):
             self.closed.append(message)
 
@@ -172,6 +175,40 @@ def test_a_slowdown_that_the_first_window_has_shown_already_is_told_once_and_ano
     go_on()
     assert [len(agent.closed) for agent in agents] == [2, 2]
     assert [one.diagnosis.verdict.ranks for one in told] == [str(SLOW), *map(str, slower)][:num_told]
+
+
+@pytest.mark.parametrize(("count", "num_told"), [(117, 1), (40, 2)])
+def test_a_slowdown_that_began_within_the_first_window_is_told_once_and_one_that_came_later_as_well(
+    count: int, num_told: int
+) -> None:
+    ends, told = in_one_process(), list[Incident]()
+    investigation = Investigation(
+        ends.coordinator,
+        job="waves",
+        policy=Policy(rest_s=0.0),
+        clock=time.monotonic_ns,
+        tell=told.append,
+        say=ends.said.append,
+    )
+    made = summaries(late_s=0.15)
+    agents = [Agent(ends.agents[0], "a", range(4), made), Agent(ends.agents[1], "b", range(4, 8), made)]
+
+    def go_on() -> None:
+        ends.rounds(lambda: True)
+        investigation.tick(time.monotonic_ns())
+        ends.rounds(lambda: True)
+
+    for agent in agents:
+        agent.stand(count)
+    go_on()
+    # Slow from step 110 on: the window of the baseline, from `count` on, has seen a part of it, or nothing.
+    laps = [Lap(step, step * 10**9, 850_000_000 if step < 110 else 1_300_000_000, "") for step in range(20, 117)]
+    for agent in agents:
+        agent.made, agent.history = summaries(late_s=0.45), History(laps=tuple(laps))
+    agents[0].notice()
+    go_on()
+    assert [len(agent.closed) for agent in agents] == [2, 2]
+    assert [one.diagnosis.verdict.ranks for one in told] == [str(SLOW)] * num_told
 
 
 def test_what_the_slow_ranks_have_in_common_in_the_network_is_told_live() -> None:
