@@ -282,6 +282,40 @@ print(num_running, sum(type(each) is Sampler for each in gc.get_objects()))
     assert done.stdout == "1 0\n", done.stderr
 
 
+def test_a_window_that_is_proposed_while_another_one_lasts_is_answered_when_that_one_is_over(tmp_path: Path) -> None:
+    code = """
+import torch
+from eroica import ring as flight
+from eroica.commands import Command, Verb, parse_answer
+from eroica.probe.recorder import RECORDER
+from eroica.ring import post, read_flight
+optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+said = {0: (1, Verb.PREPARE, 3, 4), 1: (1, Verb.COMMIT, 3, 4), 4: (2, Verb.PREPARE, 20, 2)}
+answers = []
+for step in range(30):
+    optimizer.step()
+    if step in said:
+        window, verb, start, num = said[step]
+        post(RECORDER.ring.path, Command(window=window, verb=verb, start=start, num_steps=num).word())
+    if step == 9:
+        RECORDER.capture.finish(RECORDER.ring)  # it is written
+    if step == 15:
+        post(RECORDER.ring.path, Command(window=2, verb=Verb.COMMIT, start=20, num_steps=2).word())
+    told = parse_answer(read_flight(RECORDER.ring.path).words[flight.ANSWER])
+    if told and told not in answers:
+        answers.append(told)
+RECORDER.capture.finish(RECORDER.ring)
+print(*(f"{window}-{state.name}" for window, state in answers))
+print(*sorted(str(path.relative_to(path.parents[1])) for path in RECORDER.ring.path.parent.glob("captures/*/*")))
+"""
+    environ = _environ(RANK="0", WORLD_SIZE="1", EROICA_RING_DIR=str(tmp_path / "rings"))
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=SECONDS)
+    answers, files = done.stdout.splitlines()
+    told = answers.split()
+    assert told.index("2-BUSY") < told.index("2-PREPARED") < told.index("2-COMMITTED"), done
+    assert files == "1/rank0.json 2/rank0.json"
+
+
 def test_stacks_of_a_rank_that_was_forked_are_those_of_its_own_thread() -> None:
     ended = subprocess.run([sys.executable, "-c", LOOKED_AT_BY_A_CHILD], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr

@@ -69,6 +69,8 @@ class Capture:
         """A window has begun, and nobody has looked at the settings since: what it shows may come from a change."""
         self.is_open = False
         """A window is agreed on, or under way, or being written: look closer at each boundary."""
+        self._has_refused = False
+        """Another window was proposed while this one is under way: by a coordinator that has taken another's place."""
         self._command: Command | None = None
         self._state = State.ABORTED
         self._window: _Window | None = None
@@ -168,6 +170,8 @@ class Capture:
             self._thrift.end_window()
         if command.verb == Verb.PREPARE:
             if self.is_open and known is not None and known.window != command.window and self._state != State.PREPARED:
+                # There is room for one answer, and what becomes of this window may be in its place before it is read.
+                self._has_refused = True
                 ring.set(flight.ANSWER, answer(command.window, State.BUSY))
                 return
             self._command = command
@@ -192,6 +196,8 @@ class Capture:
         self.is_open = state in (State.PREPARED, State.COMMITTED, State.RUNNING, State.WRITING)
         if self._command is not None:
             ring.set(flight.ANSWER, answer(self._command.window, state))
+        if self._has_refused and not self.is_open:
+            self._has_refused, self.heard = False, 0  # what lies in the mailbox is answered anew
 
     def _prepared(self, ring: Ring, command: Command, num_steps: int, num_nexts: int) -> State:
         """PREPARED, or why not."""
