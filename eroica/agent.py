@@ -10,6 +10,7 @@ second by whoever owns the loop (`live`). Losing it costs a rank nothing.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 import time
@@ -82,6 +83,8 @@ class _Reading:
     """What such a trace lacks."""
     by_time: bool = False
     """It was recorded by the wall clock, not by steps."""
+    lasted_s: float = math.inf
+    """By CLOCK_MONOTONIC; infinite where that is not known."""
 
 
 class Agent:
@@ -396,7 +399,8 @@ class Agent:
     def _summarize(self, entry: Watched, window: int, rank: int) -> None:
         """Have a capture reduced, with the counters of its time."""
         shift_ns = time.time_ns() - time.monotonic_ns()
-        begin_ns, end_ns = (at + shift_ns for at in entry.captures.pop(window, (0, 0)))
+        lasted = entry.captures.pop(window, None)
+        begin_ns, end_ns = (at + shift_ns for at in lasted or (0, 0))
         samples = samples_for(
             self._recorder, self._sampled_rank(entry), begin_ns, end_ns, crosses_hosts=self._crosses_hosts()
         )
@@ -411,6 +415,7 @@ class Agent:
                 world_size=entry.words[ring.WORLD_SIZE],
                 samples=samples,
                 own=OwnRing(str(entry.tail.path), shift_ns),
+                lasted_s=(lasted[1] - lasted[0]) / 1e9 if lasted is not None else math.inf,
             )
         )
         self._count(window, begin_ns, end_ns)
@@ -521,7 +526,8 @@ class Agent:
     def _read(self, reading: _Reading) -> None:
         path, host, samples, own = reading.path, reading.host, reading.samples, reading.own
         if reading.told is None:
-            future = self._readers.submit(summarize_capture, path, reading.rank, reading.world_size, host, samples, own)
+            told = path, reading.rank, reading.world_size, host, samples, own, reading.lasted_s
+            future = self._readers.submit(summarize_capture, *told)
         else:
             future = self._readers.submit(recording.take_in, reading.trace, path, reading.told, host, samples, own)
         self._pending[future] = reading

@@ -7,6 +7,7 @@ A rank writes its trace beside its ring; a worker process reads it here and keep
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import signal
@@ -123,11 +124,22 @@ class OwnRing:
     """From CLOCK_MONOTONIC, its clock, to the wall clock."""
 
 
+CLOCK_SET_S = 5.0
+"""By so much a trace may be longer than it took to record: beyond, the clock that it is told by was set meanwhile."""
+
+
 def summarize_capture(
-    path: str, rank: int, world_size: int, host: str, samples: Samples | None, own: OwnRing | None = None
+    path: str,
+    rank: int,
+    world_size: int,
+    host: str,
+    samples: Samples | None,
+    own: OwnRing | None = None,
+    lasted_s: float = math.inf,
 ) -> bytes | str:
     """The summary of one capture, encoded, or why there is none; for a worker process. What the ring knows of the
-    rank's communication is written into the file before.
+    rank's communication is written into the file before. `lasted_s`: how long it was recorded, by a clock that nobody
+    sets.
 
     The ring knows rank, world size and host better than the trace: a profiler that runs before the process group is
     there, or without one, notes none.
@@ -138,6 +150,8 @@ def summarize_capture(
     try:
         trace = read_trace(path, rank=rank) if own is None else read_told(path, rank, own.path, own.shift_ns)
         summary = summarize(trace, samples)
+        if summary.window_s > lasted_s + CLOCK_SET_S:
+            return f"has a trace of {summary.window_s:.0f} s, recorded in {lasted_s:.1f} s: its clock was set meanwhile"
     except (DataError, UserError, OSError) as error:
         return str(error)
     except MemoryError:

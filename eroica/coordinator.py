@@ -677,12 +677,14 @@ class Coordinator:
         self._begin(now_ns)
 
     def _may_pass(self, window: Window) -> bool:
-        """No rank had a capture, for reasons that may be over in a moment; nobody waits for this window."""
+        """Nothing was told, for want of captures and for reasons that may be over in a moment: no rank had any, or some
+        had none of a slowdown, which may be theirs. Nobody waits for this window."""
         answers = set(window.answers.values())
         # Where nobody has answered, agents were held up, or ranks between two steps, for longer than is waited.
         may_answer = bool(answers) or any(self._lives(rank) and not self._is_missed(rank) for rank in window.ranks)
         is_empty = may_answer and answers <= {State.BUSY, State.FAILED} and not window.summaries
-        return is_empty and window.trigger != "manual" and window.num_failures < self.policy.tries - 1
+        is_part = window.cause is not None and bool(window.summaries) and any(map(self._lives, window.problems))
+        return (is_empty or is_part) and window.trigger != "manual" and window.num_failures < self.policy.tries - 1
 
     def _has_missed(self, window: Window) -> bool:
         """None of the window's iterations is of the kind that was slow, and it is worth another try."""

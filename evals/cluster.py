@@ -32,14 +32,14 @@ from evals import namespaces
 HOSTS = ("a", "b")
 RANKS_PER_HOST = 2
 JOB = "waves"
-STEPS, ONSET, CULPRIT = 330, 120, 2
-"""Some 3 s of healthy steps, then some 14 s of slow ones: the window, and whatever a part that is lost needs to come
-back and to be told of it, must find room in these."""
+STEPS, ONSET, CULPRIT = 480, 120, 2
+"""Some 3 s of healthy steps, then some 24 s of slow ones: the window, another one where the first was lost, and what a
+part that is lost needs to come back and to be told of it, must find room in these."""
 MARK = "EVALS_CLUSTER"
 ROOT = Path(__file__).parent.parent
 PATIENCE_S = 60.0
 TRAINING_S = 150.0
-"""It takes 20 s, and as long again to begin, on a quiet machine."""
+"""It takes 30 s, and as long again to begin, on a quiet machine."""
 
 
 class StuckError(Exception):
