@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 from eroica import bus
 from eroica.agent import KEPT_STARTS, Agent
-from eroica.captures import Readers
+from eroica.captures import Readers, summarize_capture
 from eroica.ring import NUM_STEPS, Ring
 
 _LEAVE = """
@@ -88,3 +89,19 @@ def test_a_look_sees_ranks_that_began_to_record_long_before_the_last_one(
         link.deliver()
         (looked,) = told
         assert isinstance(looked, bus.Looked) and sorted(view.rank for view in looked.views) == [0, 1, 2]
+
+
+def test_a_trace_that_is_longer_than_it_took_to_record_is_no_capture(tmp_path: Path) -> None:
+    def event(name: str, category: str, ts_us: float, dur_us: float) -> dict[str, object]:
+        return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 1, "ts": ts_us, "dur": dur_us}
+
+    file = tmp_path / "rank0.json"
+    steps = [event(f"ProfilerStep#{k}", "user_annotation", k * 1e6, 1e6) for k in (1, 2)]
+    work = [event("aten::mm", "cpu_op", k * 1e6 + 1e3, 9e5) for k in (1, 2)]
+    file.write_text(json.dumps({"traceEvents": [*steps, *work]}))
+    assert isinstance(summarize_capture(str(file), 0, 1, "a", None, None, 2.0), bytes)
+    steps[1]["dur"] = 3600e6
+    file.write_text(json.dumps({"traceEvents": [*steps, *work]}))
+    told = summarize_capture(str(file), 0, 1, "a", None, None, 2.0)
+    assert told == "has a trace of 3601 s, recorded in 2.0 s: its clock was set meanwhile"
+    assert isinstance(summarize_capture(str(file), 0, 1, "a", None), bytes)

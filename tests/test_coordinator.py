@@ -878,6 +878,24 @@ def test_a_window_that_nobody_has_answered_is_taken_again_while_ranks_live() -> 
     assert job.count_of(Prepare) == 3, "nobody is left who could answer"
 
 
+def test_a_slowdown_of_which_a_capture_is_missing_is_looked_at_again_where_nothing_could_be_told() -> None:
+    job = Job(policy=Policy(baseline=False))
+    job.stand(50)
+    job.notice()
+    job.answer(State.PREPARED)
+    job.tell(Summarized(window=job.prepared.window, rank=2, summary=None, problem="its clock was set meanwhile"))
+    job.summarize([0, 1, 3])
+    assert missing_note(job.windows[0]) == "rank 2 its clock was set meanwhile"
+    job.pass_time(4)
+    assert job.count_of(Prepare) == 1
+    job.pass_time(1)
+    assert job.count_of(Prepare) == 2
+    job.answer(State.PREPARED)
+    job.summarize()
+    job.pass_time(100)
+    assert job.count_of(Prepare) == 2, "all have told, and nothing is to be told"
+
+
 def test_a_slowdown_comes_before_a_window_that_is_only_to_be_taken_again() -> None:
     job = Job(policy=Policy())
     job.stand(50)
