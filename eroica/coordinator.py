@@ -218,14 +218,14 @@ class Coordinator:
         self._rest_until_ns = now_ns
         return True
 
-    def ask_once_more(self, seen: Window, now_ns: int) -> bool:
-        """What was seen in a window that a change of pace has set off may pass by itself: another one after a rest.
-        False if that was such a one, or if it cannot be."""
+    def ask_once_more(self, seen: Window, now_ns: int, wait_s: float) -> bool:
+        """What was seen in a window that a change of pace has set off may pass by itself, or lacks captures that may
+        come: another one after a while. False if that was such a one, or if it cannot be."""
         if self.is_resting or self._wanted is not None or seen.is_second_look or seen.cause is None:
             return False
         self._wanted = self._new_window(seen.trigger, seen.cause, seen.rank, now_ns)
         self._wanted.is_second_look = True
-        self._rest_until_ns = now_ns + round(self.policy.rest_s * 1e9)
+        self._rest_until_ns = now_ns + round(wait_s * 1e9)
         return True
 
     @property
@@ -683,7 +683,9 @@ class Coordinator:
         # Where nobody has answered, agents were held up, or ranks between two steps, for longer than is waited.
         may_answer = bool(answers) or any(self._lives(rank) and not self._is_missed(rank) for rank in window.ranks)
         is_empty = may_answer and answers <= {State.BUSY, State.FAILED} and not window.summaries
-        is_part = window.cause is not None and bool(window.summaries) and any(map(self._lives, window.problems))
+        is_part = window.cause is not None and any(
+            self._lives(rank) and window.answers.get(rank) is not State.UNABLE for rank in window.problems
+        )
         return (is_empty or is_part) and window.trigger != "manual" and window.num_failures < self.policy.tries - 1
 
     def _has_missed(self, window: Window) -> bool:

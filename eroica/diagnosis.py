@@ -415,7 +415,8 @@ def _drafts(
                 and not (e.is_diffuse and priced >= e.seconds)
             )
         common_rises = [d for d in drafts if d.scope == "all" and d.steps == "stable"]
-        if common_rises and gap > 0 and is_self_inflicted(context, stacked.steps):
+        is_whole = len(stacked) >= stacked.world_size
+        if common_rises and gap > 0 and is_whole and is_self_inflicted(context, stacked.steps):
             drafts = [d for d in drafts if all(d is not other for other in common_rises)]
             drafts.append(self_inflicted_draft(stacked, gap, iteration_s))
     drafts = placed(stacked, settled(stacked, drafts, context), context)
@@ -434,6 +435,8 @@ def _left_by_capture(stacked: Stacked, context: Context, drafts: Sequence[Draft]
     noticed, steps, onset = context.noticed, context.earlier_capture, context.onset
     if noticed is None or steps is None or onset is None or noticed.observed_s <= noticed.usual_s:
         return None
+    if len(stacked) < stacked.world_size:
+        return None  # what the others wait for may be one of those that sent nothing
     priced = sum(d.impact.seconds_per_iteration or 0.0 for d in drafts)
     if priced >= 0.5 * (noticed.observed_s - noticed.usual_s):
         return None

@@ -186,8 +186,7 @@ class Investigation:
         if not window.summaries and judged.diagnosis.kind == "no_data":
             self._say_nothing_came(window)
             return False
-        is_held_back = judged.may_pass and self.coordinator.ask_once_more(window, self._clock())
-        if is_held_back or self._is_told_already(window, judged):
+        if self._is_held_back(window, judged) or self._is_told_already(window, judged):
             judged = replace(judged, is_news=False)
         is_sized = window.frames is Frames.SIZED
         if not is_sized:
@@ -207,6 +206,13 @@ class Investigation:
             else:
                 self._report(judged.diagnosis, judged.detail, window.cause, window)
         return judged.is_news
+
+    def _is_held_back(self, window: Window, judged: Judged) -> bool:
+        """It is told if the next window shows it, too, which is asked for with this."""
+        policy = self.coordinator.policy
+        wait_s = policy.rest_s if judged.may_pass else policy.again_s
+        may_wait = judged.may_pass or judged.is_partial
+        return may_wait and self.coordinator.ask_once_more(window, self._clock(), wait_s)
 
     def _is_told_already(self, window: Window, judged: Judged) -> bool:
         """The first window was taken when the job had become slow, as by a coordinator that was started again, or was
@@ -330,6 +336,8 @@ class Judged:
     """First step of the slowdown, as far as the series shows it."""
     may_pass: bool = False
     """If it lasts: cores of a shared machine are slower for some seconds now and then."""
+    is_partial: bool = False
+    """No cause is known, and some ranks gave no capture: it may be theirs."""
 
 
 def judge(
@@ -377,7 +385,8 @@ def judge(
         is_vague = _is_vague(diagnosis, context)
     is_nothing = is_nothing or (is_host_only(stacked) and is_vague)
     may_pass = bool(diagnosis.findings) and all(map(is_of_slow_cores, diagnosis.findings))
-    return Judged(diagnosis, detail, stacked, context.wires, not is_nothing, context.onset, may_pass)
+    is_partial = bool(window.problems) and {finding.cause for finding in diagnosis.findings} == {"unknown"}
+    return Judged(diagnosis, detail, stacked, context.wires, not is_nothing, context.onset, may_pass, is_partial)
 
 
 def _was_slight(context: Context) -> bool:

@@ -336,7 +336,7 @@ def _give_way() -> None:
 
 def _turn_by_turn(until: Callable[[], bool]) -> None:
     while not until():
-        _spin(40_000)
+        _spin(80_000)
         _give_way()
 
 
@@ -368,7 +368,7 @@ def _looked_at(other: Callable[[threading.Event], None] | None = None) -> tuple[
 def test_functions_that_compute_in_python_for_less_than_a_turn_are_seen_and_turns_are_as_before_in_the_end() -> None:
     usual_s = sys.getswitchinterval()
     seen, intervals = _looked_at()
-    assert seen["_spin"] > seen["_give_way"], seen
+    assert seen["_spin"] > 0.2 * seen.total(), seen  # it has nine tenths of the time, and was not seen at all
     assert intervals == {usual_s, SOON_S} and sys.getswitchinterval() == usual_s
 
 

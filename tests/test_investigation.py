@@ -64,6 +64,8 @@ class Agent:
         self.closed: list[bus.Closed] = []
         self.history: History | None = None
         """Of each of its ranks."""
+        self.missing: Sequence[int] = ()
+        """Ranks whose captures cannot be read."""
         link.subscribe((bus.Prepare, bus.Commit, bus.Closed), self._take)
         self.stand(117)
 
@@ -99,8 +101,12 @@ class Agent:
         elif isinstance(message, bus.Commit):
             for rank in self._ranks:
                 self._link.publish(bus.Answered(window=message.window, rank=rank, state=State.DONE))
-                data = write_summary(self.made[rank])
-                self._link.publish(bus.Summarized(window=message.window, rank=rank, summary=data, history=self.history))
+                data = write_summary(self.made[rank]) if rank not in self.missing else None
+                problem = "" if data is not None else "gave a capture that cannot be read"
+                told = bus.Summarized(
+                    window=message.window, rank=rank, summary=data, history=self.history, problem=problem
+                )
+                self._link.publish(told)
         elif isinstance(message, bus.Closed):
             self.closed.append(message)
 
@@ -209,6 +215,55 @@ def test_a_slowdown_that_began_within_the_first_window_is_told_once_and_one_that
     go_on()
     assert [len(agent.closed) for agent in agents] == [2, 2]
     assert [one.diagnosis.verdict.ranks for one in told] == [str(SLOW)] * num_told
+
+
+@pytest.mark.parametrize(("missing", "num_told"), [((), 1), ((SLOW, 6, 7), 0)])
+def test_a_slowdown_whose_cause_is_unknown_is_not_told_while_captures_are_missing(
+    missing: Sequence[int], num_told: int
+) -> None:
+    ends, told = in_one_process(), list[Incident]()
+    investigation = Investigation(
+        ends.coordinator,
+        job="waves",
+        policy=Policy(rest_s=0.0),
+        clock=time.monotonic_ns,
+        tell=told.append,
+        say=ends.said.append,
+    )
+
+    def all_alike(seconds: float) -> list[Summary]:
+        meet = h.Sample(0.05, work_before=seconds, channel=h.everyone(8))
+        spent = {Function(Activity.OPERATOR, "aten::mm", None, None): seconds}
+        return h.job(
+            [h.Rank(seconds, seconds + 0.05, [meet], spent, has_device=False, host="ab"[k // 4]) for k in range(8)]
+        )
+
+    agents = [
+        Agent(ends.agents[0], "a", range(4), all_alike(0.8)),
+        Agent(ends.agents[1], "b", range(4, 8), all_alike(0.8)),
+    ]
+
+    def go_on() -> None:
+        ends.rounds(lambda: True)
+        investigation.tick(time.monotonic_ns())
+        ends.rounds(lambda: True)
+
+    def verdicts() -> list[tuple[str, str]]:
+        return [(v.cause, v.ranks) for one in told if (v := one.diagnosis.verdict).cause != "none"]
+
+    go_on()
+    assert not verdicts()
+    for agent in agents:
+        agent.made, agent.missing = all_alike(1.2), missing
+    agents[0].notice()
+    go_on()
+    assert [cause for cause, _ in verdicts()] == ["unknown"] * num_told
+    if missing:
+        for agent in agents:
+            agent.made, agent.missing = summaries(), ()
+        investigation.coordinator.tick(time.monotonic_ns() + 6 * 10**9)
+        ends.rounds(lambda: True)
+        assert verdicts() == [("input_pipeline", str(SLOW))]
 
 
 def test_what_the_slow_ranks_have_in_common_in_the_network_is_told_live() -> None:
