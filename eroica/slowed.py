@@ -1,8 +1,8 @@
 """Hosts whose cores were slower themselves: what all of their ranks take longer for is then nothing that these do.
 
 Cores slow down by heat, by power, and where the other thread of a core belongs to another virtual machine; no counter
-of the kernel says so. A fixed piece of work does (`samplers.work`), read by the agent all the time: where it takes a
-half longer, and the host is no busier than it was, a job on it is slower by as much. Wrong where the job itself heats
+of the kernel says so. A fixed piece of work does (`samplers.work`), read by the agent all the time: where it takes
+longer, and the host is no busier than it was, a job on it is slower by as much. Wrong where the job itself heats
 the cores by what it has begun to do, without using more of them. Used by `diagnosis` and, for what is over before
 anybody tells it, by `investigation`.
 """

@@ -49,9 +49,8 @@ def by_workers(stacked: Stacked, drafts: Sequence[Draft], context: Context, iter
     host, first = next(iter(sorted(seen.items())))
     where = f" (on {host} and {len(seen) - 1} more)" if len(seen) > 1 else ""
     because = f"{first.text}{where}: no core is left to make batches sooner, and which rank waits is chance"
-    cause = Cause(
-        "input_pipeline", True, because, ("a single rank: batches are late on all of them by turns",), advice=ADVICE
-    )
+    ruled_out = ("a single rank: batches are late on all of them by turns",)
+    cause = Cause("input_pipeline", True, because, ruled_out)
     made = Draft(
         *(cause, "all", np.arange(len(stacked), dtype=np.intp), (), "stable", most),
         *(Impact(seconds, seconds / iteration_s, "ledger"), 1.0),

@@ -111,6 +111,25 @@ class Agent:
             self.closed.append(message)
 
 
+def watching(ends: Ends, told: list[Incident], **policy: Any) -> Investigation:
+    """Of a job at these ends."""
+    return Investigation(
+        ends.coordinator,
+        job="waves",
+        policy=Policy(**policy),
+        clock=time.monotonic_ns,
+        tell=told.append,
+        say=ends.said.append,
+    )
+
+
+def go_on(ends: Ends, investigation: Investigation) -> None:
+    """All that can be said and done just now."""
+    ends.rounds(lambda: True)
+    investigation.tick(time.monotonic_ns())
+    ends.rounds(lambda: True)
+
+
 def diagnosed(
     ends: Ends,
     slow: Sequence[int] = (SLOW,),
@@ -157,28 +176,16 @@ def test_a_slowdown_that_the_first_window_has_shown_already_is_told_once_and_ano
     slower: Sequence[int], num_told: int
 ) -> None:
     ends, told = in_one_process(), list[Incident]()
-    investigation = Investigation(
-        ends.coordinator,
-        job="waves",
-        policy=Policy(rest_s=0.0),
-        clock=time.monotonic_ns,
-        tell=told.append,
-        say=ends.said.append,
-    )
+    investigation = watching(ends, told, rest_s=0.0)
     made = summaries()
     agents = [Agent(ends.agents[0], "a", range(4), made), Agent(ends.agents[1], "b", range(4, 8), made)]
 
-    def go_on() -> None:
-        ends.rounds(lambda: True)
-        investigation.tick(time.monotonic_ns())
-        ends.rounds(lambda: True)
-
-    go_on()
+    go_on(ends, investigation)
     assert [one.diagnosis.window.trigger for one in told] == ["baseline"]
     for agent in agents:
         agent.made = summaries(slower)
     agents[0].notice()
-    go_on()
+    go_on(ends, investigation)
     assert [len(agent.closed) for agent in agents] == [2, 2]
     assert [one.diagnosis.verdict.ranks for one in told] == [str(SLOW), *map(str, slower)][:num_told]
 
@@ -188,31 +195,19 @@ def test_a_slowdown_that_began_within_the_first_window_is_told_once_and_one_that
     count: int, num_told: int
 ) -> None:
     ends, told = in_one_process(), list[Incident]()
-    investigation = Investigation(
-        ends.coordinator,
-        job="waves",
-        policy=Policy(rest_s=0.0),
-        clock=time.monotonic_ns,
-        tell=told.append,
-        say=ends.said.append,
-    )
+    investigation = watching(ends, told, rest_s=0.0)
     made = summaries(late_s=0.15)
     agents = [Agent(ends.agents[0], "a", range(4), made), Agent(ends.agents[1], "b", range(4, 8), made)]
 
-    def go_on() -> None:
-        ends.rounds(lambda: True)
-        investigation.tick(time.monotonic_ns())
-        ends.rounds(lambda: True)
-
     for agent in agents:
         agent.stand(count)
-    go_on()
+    go_on(ends, investigation)
     # Slow from step 110 on: the window of the baseline, from `count` on, has seen a part of it, or nothing.
     laps = [Lap(step, step * 10**9, 850_000_000 if step < 110 else 1_300_000_000, "") for step in range(20, 117)]
     for agent in agents:
         agent.made, agent.history = summaries(late_s=0.45), History(laps=tuple(laps))
     agents[0].notice()
-    go_on()
+    go_on(ends, investigation)
     assert [len(agent.closed) for agent in agents] == [2, 2]
     assert [one.diagnosis.verdict.ranks for one in told] == [str(SLOW)] * num_told
 
@@ -222,14 +217,7 @@ def test_a_slowdown_whose_cause_is_unknown_is_not_told_while_captures_are_missin
     missing: Sequence[int], num_told: int
 ) -> None:
     ends, told = in_one_process(), list[Incident]()
-    investigation = Investigation(
-        ends.coordinator,
-        job="waves",
-        policy=Policy(rest_s=0.0),
-        clock=time.monotonic_ns,
-        tell=told.append,
-        say=ends.said.append,
-    )
+    investigation = watching(ends, told, rest_s=0.0)
 
     def all_alike(seconds: float) -> list[Summary]:
         meet = h.Sample(0.05, work_before=seconds, channel=h.everyone(8))
@@ -243,20 +231,15 @@ def test_a_slowdown_whose_cause_is_unknown_is_not_told_while_captures_are_missin
         Agent(ends.agents[1], "b", range(4, 8), all_alike(0.8)),
     ]
 
-    def go_on() -> None:
-        ends.rounds(lambda: True)
-        investigation.tick(time.monotonic_ns())
-        ends.rounds(lambda: True)
-
     def verdicts() -> list[tuple[str, str]]:
         return [(v.cause, v.ranks) for one in told if (v := one.diagnosis.verdict).cause != "none"]
 
-    go_on()
+    go_on(ends, investigation)
     assert not verdicts()
     for agent in agents:
         agent.made, agent.missing = all_alike(1.2), missing
     agents[0].notice()
-    go_on()
+    go_on(ends, investigation)
     assert [cause for cause, _ in verdicts()] == ["unknown"] * num_told
     if missing:
         for agent in agents:

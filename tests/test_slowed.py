@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from functools import partial
 
@@ -14,15 +13,15 @@ from eroica.critical_path import Activity
 from eroica.degradation import Change, Trigger
 from eroica.diagnosis import diagnose
 from eroica.findings import Diagnosis
-from eroica.investigation import Incident, Investigation, judge
+from eroica.investigation import Incident, judge
 from eroica.pattern import Function, Summary, stack
 from eroica.samplers.evidence import Counted
 from eroica.samplers.standout import stand_out
 from eroica.samplers.work import work_ns
-from eroica.windows import Policy, Window
+from eroica.windows import Window
 from tests import handmade as h
 from tests.buses import in_one_process
-from tests.test_investigation import Agent, rounds_until
+from tests.test_investigation import Agent, rounds_until, watching
 
 OPERATOR = Function(Activity.OPERATOR, "aten::addmm", "train.py:7", "train.py:7")
 PYTHON = Function(Activity.PYTHON, "forward", "train.py:30", "train.py:30")
@@ -130,14 +129,7 @@ class Slow(Agent):
 
 def test_slower_cores_are_told_when_a_second_window_shows_them_too() -> None:
     ends, told = in_one_process(), list[Incident]()
-    investigation = Investigation(
-        ends.coordinator,
-        job="waves",
-        policy=Policy(baseline=False, rest_s=0.0),
-        clock=time.monotonic_ns,
-        tell=told.append,
-        say=ends.said.append,
-    )
+    investigation = watching(ends, told, baseline=False, rest_s=0.0)
     until = partial(rounds_until, ends, investigation)
     whole = job([1.0] * 6 + [2.0] * 2)
     agents = [Slow(ends.agents[0], "a", range(6), whole), Slow(ends.agents[1], "b", range(6, 8), whole)]
