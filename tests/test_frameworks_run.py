@@ -47,6 +47,14 @@ def train(home: Path, framework: str, *words: str, prefix: tuple[str, ...] = ())
     )
 
 
+def train_bare(home: Path, framework: str) -> subprocess.CompletedProcess[str]:
+    """Not watched; once more where torch itself ended it: gloo's threads may abort at the exit (pytorch#190489)."""
+    ended = train(home, framework)
+    if ended.returncode and "terminate called without an active exception" in ended.stderr:
+        ended = train(home, framework)
+    return ended
+
+
 def run(home: Path, framework: str, *words: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     """The same, watched."""
     eroica = (sys.executable, "-m", "eroica", "run", "--out", str(home / "out"), "--keep-rings", *options, "--")
@@ -77,7 +85,7 @@ def said(stdout: str) -> dict[str, Any]:
 
 def is_slow_and_right(home: Path, framework: str, ranks: str) -> None:
     """Trains with data that become slow to read on `ranks`, watched and not, and checks all that is promised."""
-    bare = train(home, framework)
+    bare = train_bare(home, framework)
     ended = run(home, framework, str(ONSET), ranks, options=("--keep-captures",))
     assert (bare.returncode, ended.returncode) == (0, 0), bare.stderr + ended.stderr
     assert said(ended.stdout) == said(bare.stdout), "updates and weights, bit for bit"

@@ -8,6 +8,7 @@ line of JSON: updates, and a hash of the weights.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import logging
@@ -176,8 +177,12 @@ def by_torch(kind: str, rank: int, size: int) -> tuple[int, Any]:
         net = torch.compile(net, backend="aot_eager")
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
     updates = loop(net, optimizer, training, validation)
-    weights = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in net.parameters()]
+    weights = [p.full_tensor() if hasattr(p, "full_tensor") else p.detach() for p in net.parameters()]
     if size > 1:
+        # Gloo's threads must end before Python does, or now and then one aborts the process (pytorch#190489); the
+        # model's wrapper would keep them.
+        del net, optimizer
+        gc.collect()
         dist.destroy_process_group()
     return updates, weights
 
