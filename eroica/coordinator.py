@@ -215,6 +215,7 @@ class Coordinator:
         self._wanted = self._new_window(seen.trigger, seen.cause, seen.rank, now_ns)
         self._wanted.frames = Frames.SIZED
         self._wanted.asked = seen.asked
+        self._wanted.is_second_look = seen.is_second_look
         self._rest_until_ns = now_ns
         return True
 

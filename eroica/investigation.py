@@ -105,6 +105,8 @@ class Investigation:
         self._said: set[str] = set()
         self._held: tuple[Judged, Window] | None = None
         """What a window showed, until another one with the sizes of operators is there."""
+        self._is_in_doubt = False
+        """What the last window has shown may have passed by the next one, and is no news then."""
         self._halt: tuple[object, ...] | None = None
         """What was told of a job that stands still or has broken off, until a rank goes on: ranks notice it one after
         the other, and what lasts is looked at again and again."""
@@ -186,7 +188,8 @@ class Investigation:
         if not window.summaries and judged.diagnosis.kind == "no_data":
             self._say_nothing_came(window)
             return False
-        if self._is_held_back(window, judged) or self._is_told_already(window, judged):
+        has_passed = window.is_second_look and self._is_in_doubt and judged.diagnosis.kind == "recovered"
+        if has_passed or self._is_held_back(window, judged) or self._is_told_already(window, judged):
             judged = replace(judged, is_news=False)
         is_sized = window.frames is Frames.SIZED
         if not is_sized:
@@ -212,7 +215,9 @@ class Investigation:
         policy = self.coordinator.policy
         wait_s = policy.rest_s if judged.may_pass else policy.again_s
         may_wait = judged.may_pass or judged.is_partial
-        return may_wait and self.coordinator.ask_once_more(window, self._clock(), wait_s)
+        is_held = may_wait and self.coordinator.ask_once_more(window, self._clock(), wait_s)
+        self._is_in_doubt = is_held and judged.may_pass
+        return is_held
 
     def _is_told_already(self, window: Window, judged: Judged) -> bool:
         """The first window was taken when the job had become slow, as by a coordinator that was started again, or was
@@ -335,7 +340,7 @@ class Judged:
     onset: int | None
     """First step of the slowdown, as far as the series shows it."""
     may_pass: bool = False
-    """If it lasts: cores of a shared machine are slower for some seconds now and then."""
+    """If it lasts: cores of a shared machine are slower, or taken, for some seconds now and then."""
     is_partial: bool = False
     """No cause is known, and some ranks gave no capture: it may be theirs."""
 
@@ -384,9 +389,16 @@ def judge(
     else:
         is_vague = _is_vague(diagnosis, context)
     is_nothing = is_nothing or (is_host_only(stacked) and is_vague)
-    may_pass = bool(diagnosis.findings) and all(map(is_of_slow_cores, diagnosis.findings))
+    may_pass = bool(diagnosis.findings) and all(_is_of_the_host(finding, stacked) for finding in diagnosis.findings)
     is_partial = bool(window.problems) and {finding.cause for finding in diagnosis.findings} == {"unknown"}
     return Judged(diagnosis, detail, stacked, context.wires, not is_nothing, context.onset, may_pass, is_partial)
+
+
+def _is_of_the_host(finding: Finding, stacked: Stacked) -> bool:
+    """Cores that were slower, or that changing ranks of a job on hosts alone had to wait for: others who use the
+    machine do that for some seconds, too."""
+    by_turns = finding.scope == "rotating" and finding.cause == "cpu_contention" and is_host_only(stacked)
+    return by_turns or is_of_slow_cores(finding)
 
 
 def _was_slight(context: Context) -> bool:

@@ -18,6 +18,7 @@ from eroica.pattern import Function, Summary, stack
 from eroica.samplers.evidence import Counted
 from eroica.samplers.standout import stand_out
 from eroica.samplers.work import work_ns
+from eroica.utilisation import MU_SOURCES
 from eroica.windows import Window
 from tests import handmade as h
 from tests.buses import in_one_process
@@ -142,6 +143,49 @@ def test_slower_cores_are_told_when_a_second_window_shows_them_too() -> None:
     (incident,) = told
     verdict = incident.diagnosis.verdict
     assert (verdict.cause, verdict.scope, verdict.hosts, verdict.ranks) == ("cpu_contention", "host", ("b",), "6-7")
+
+
+def by_turns() -> list[Summary]:
+    """A job on two hosts whose ranks wait for a core in turns, in most steps one of them."""
+    ranks = []
+    for rank in range(8):
+        late = {step: (1, 0.8, float("nan")) for step in range(40) if step % 10 == rank}
+        ranks.append(
+            h.Rank(
+                own=[0.9 + 0.8 * (step in late) for step in range(40)],
+                length=[1.0 + 0.8 * (step % 10 < 8) for step in range(40)],
+                samples=[h.Sample(0.05, work_before=0.9, channel=h.everyone(8))],
+                functions={OPERATOR: 0.5, PYTHON: 0.48},
+                mu={PYTHON: 0.3},
+                mu_source=MU_SOURCES.index("cpu_granted"),
+                tops=late,
+                has_device=False,
+                host="ab"[rank // 6],
+            )
+        )
+    return h.job(ranks, 40)
+
+
+@pytest.mark.parametrize("lasts", [True, False])
+def test_that_changing_ranks_wait_for_cores_is_told_when_a_second_window_shows_it_too(lasts: bool) -> None:
+    ends, told = in_one_process(), list[Incident]()
+    investigation = watching(ends, told, baseline=False, rest_s=0.0)
+    until = partial(rounds_until, ends, investigation)
+    agents = [Agent(ends.agents[0], "a", range(6), by_turns()), Agent(ends.agents[1], "b", range(6, 8), by_turns())]
+    until(lambda: len(investigation.coordinator.standings) == 8)
+    agents[0].notice()
+    until(lambda: len(agents[0].closed) == 1)
+    assert not told
+    if not lasts:
+        # As long as it was before: gone.
+        agents[0].made = agents[1].made = h.job([h.Rank(own=0.6, length=0.85, has_device=False, host="a")] * 8)
+    until(lambda: len(agents[0].closed) == 2)
+    if lasts:
+        for _ in range(2):
+            until(lambda: len(agents[0].closed) == 3)  # with sizes, and no more
+    assert [(one.diagnosis.verdict.scope, one.diagnosis.verdict.cause) for one in told] == (
+        [("rotating", "cpu_contention")] if lasts else []
+    )
 
 
 def test_the_work_is_done_and_its_shortest_piece_counts() -> None:
