@@ -18,7 +18,7 @@ from eroica.commands import Frames, State, parse_answer
 from eroica.critical_path import iterations_of
 from eroica.offline import diagnose_paths
 from eroica.pattern import summarize
-from eroica.probe.frames import SOON_S, Sampler, _Turns
+from eroica.probe.frames import SOON_S, Sampler, _tids, _Turns
 from eroica.ring import Flight, read_flight
 from eroica.trace import read_trace
 from tests.test_probe import ROOT, _environ
@@ -415,3 +415,14 @@ def test_stacks_are_looked_at_until_the_limit_though_threads_come_and_go() -> No
     assert is_over.is_set()
     tids = [thread.tid for thread in sampler.seen()]
     assert len(native & set(tids)) > 1 and len(tids) == len(set(tids))
+
+
+def test_a_thread_that_has_ended_since_the_list_was_made_is_asked_nothing() -> None:
+    """The C library reads a thread's clock from the thread's memory, and with that gone the process is, too."""
+    brief = threading.Thread(target=time.monotonic_ns)
+    brief.start()
+    brief.join()
+    sampler = Sampler(threading.get_ident(), True, 5.0, lambda: None)
+    assert brief.ident is not None
+    assert sampler._met(brief.ident, sys._getframe()) is None and not sampler.seen()
+    assert _tids()[threading.get_ident()] == threading.get_native_id()

@@ -11,11 +11,14 @@ one counts only while its CPU clock moves: one that waits for its queue all the 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain, tee
+from operator import call
 from types import CodeType, FrameType
 
 PERIOD_S = 0.005
@@ -37,6 +40,10 @@ MOST_STACKS = 20_000
 """Different stacks that are kept, some 10 MB."""
 MOST_DEPTH = 128
 """Innermost frames that are kept of a stack."""
+_OF_A_THREAD = 6
+"""In the number of a clock, below that of the thread: what it has run (Linux: CPUCLOCK_PERTHREAD | CPUCLOCK_SCHED)."""
+_BEGIN = threading.Thread._bootstrap.__code__  # type: ignore[attr-defined]
+"""Where each thread of Python's own begins and ends, for a moment not known to `threading`."""
 _BUSY = 0.2
 """Share of the CPU from which on a thread off the training's path counts as at work between two looks."""
 
@@ -146,17 +153,21 @@ class Sampler:
         self._num_alone += 1
         # A reference to a frame keeps its locals alive: none may outlive this function, and none is held for long.
         for ident, frame in sys._current_frames().items():
-            if ident != own:
-                seen = self._samples.get(ident)
-                if seen is None:
-                    seen = self._met(ident)
-                try:
-                    is_at_work = self._is_at_work(ident, now)
-                except OSError:  # its clock has gone with it, and this is another one
-                    self._ended.append((self._tids[ident], seen))
-                    seen, is_at_work = self._met(ident), False
-                if is_at_work and ident in self._clocks:
-                    self._num_alone = 0
+            if ident == own:
+                continue
+            seen = self._samples.get(ident)
+            if seen is None:
+                seen = self._met(ident, frame)
+            if seen is None:
+                continue
+            try:
+                is_at_work = self._is_at_work(ident, now)
+            except OSError:  # its clock has gone with it, and this is another one
+                self._ended.append((self._tids[ident], seen))
+                seen, is_at_work = self._met(ident, frame), False
+            if is_at_work and ident in self._clocks:
+                self._num_alone = 0
+            if seen is not None:
                 seen.append((now, self._number(frame) if is_at_work else -1))
                 self._num_samples += 1
 
@@ -166,15 +177,23 @@ class Sampler:
     def _outer_of(self, ident: int) -> tuple[CodeType, ...] | None:
         return None if ident in self._clocks else self._outer if ident == self._training else ()
 
-    def _met(self, ident: int) -> list[tuple[int, int]]:
-        known = {thread.ident for thread in threading.enumerate()}
-        clock = time.pthread_getcpuclockid(ident)
-        # The clock of a thread carries its number: a thread that Python did not start tells it nowhere else, and what
-        # `threading` knows of the one that forked is its number in the parent.
-        self._tids[ident] = ~(clock >> 3)
-        self._clocks.pop(ident, None)
+    def _met(self, ident: int, frame: FrameType) -> list[tuple[int, int]] | None:
+        """What will be seen of a thread that is new; None if it has ended or is just about to begin."""
+        for found in (self._samples, self._clocks, self._tids):
+            found.pop(ident, None)
+        known = {thread.ident: thread for thread in threading.enumerate()}
+        if ident not in known and _codes(frame)[-1] is _BEGIN:
+            return None
+        tid = _tid(ident, known.get(ident))
+        if tid is None:
+            return None
         if ident != self._training and ident in known:
-            self._clocks[ident] = (clock, time.clock_gettime_ns(clock), time.monotonic_ns())
+            clock = ~tid << 3 | _OF_A_THREAD
+            try:
+                self._clocks[ident] = (clock, time.clock_gettime_ns(clock), time.monotonic_ns())
+            except OSError:
+                return None
+        self._tids[ident] = tid
         seen: list[tuple[int, int]] = []
         self._samples[ident] = seen
         return seen
@@ -196,6 +215,28 @@ class Sampler:
             Thread(tid, outer, [(at, stacks[k] if k >= 0 else ()) for at, k in samples])
             for tid, outer, samples in found
         ]
+
+
+def _tid(ident: int, known: threading.Thread | None) -> int | None:
+    """Its number in the operating system; None of one that has ended."""
+    if known is None or isinstance(known, threading._DummyThread):
+        return _tids().get(ident)
+    if known.native_id is not None and os.path.exists(f"/proc/self/task/{known.native_id}"):
+        return known.native_id
+    # `threading` knows the thread that forked by its number in the parent; it is the first one here.
+    return os.getpid() if known is threading.main_thread() else None
+
+
+def _tids() -> dict[int, int]:
+    """By ident, those of all threads that run Python just now, also of those that Python did not start.
+
+    The clock of a thread carries its number. It is asked of the thread's own memory, which is gone when it has ended,
+    and then the process is, too. So no other thread may run between the list of threads and the questions: all of it is
+    one call that does not come back to Python in between, and the interpreter is not given up in the midst of it.
+    """
+    idents, same = tee(chain.from_iterable(map(call, (sys._current_frames,))))
+    clocks = dict(zip(idents, map(time.pthread_getcpuclockid, same), strict=False))
+    return {ident: ~(clock >> 3) for ident, clock in clocks.items()}
 
 
 def _codes(frame: FrameType | None) -> tuple[CodeType, ...]:
