@@ -89,6 +89,8 @@ OTHER_WORK_NOTE = (
 )
 HICCUP = 10.0
 """Times the usual iteration: one that is told though it came once."""
+SWAMPED = 0.5
+"""What single steps cost is no more than a part of what every step costs more, below this share of it."""
 DETAIL_FUNCTIONS = 60
 """Functions that a page draws."""
 
@@ -362,6 +364,27 @@ def _is_by_the_way(common: Excess, moving: Excess) -> bool:
     return common.activity == moving.activity or is_vague
 
 
+def _is_news_beside(level: Excess, excesses: Sequence[Excess], priced_s: float) -> bool:
+    """Of what all ranks take longer for than in the healthy window: what is not told already as what it is.
+
+    What moves over the ranks, or comes in single steps, raises the mean of all of them, by as much as it costs. What
+    helps nobody beside a finding is told where nothing else is; "unknown" would even stand above it.
+    """
+    if level.is_diffuse and priced_s >= level.seconds:
+        return False
+    if level.activity is None:
+        return not priced_s
+    of_steps = [e.seconds for e in excesses if e.steps != "stable" and e.activity == level.activity]
+    return max(of_steps, default=0.0) < SWAMPED * level.seconds
+
+
+def _is_part_of(stacked: Stacked, draft: Draft, risen: Sequence[Excess]) -> bool:
+    """Single steps in which all ranks have more still of what they have more of in every step."""
+    if draft.scope != "all" or draft.steps == "stable" or draft.function is None:
+        return False
+    return any(stacked.functions[draft.function].activity == level.activity for level in risen)
+
+
 def _drafts(
     stacked: Stacked, roles: Roles, where: Localization, context: Context, iteration_s: float, waits: Float64s
 ) -> list[Draft]:
@@ -400,20 +423,15 @@ def _drafts(
         gap = iteration_s - iteration_of(context.baseline)
         priced = sum(d.impact.seconds_per_iteration or 0.0 for d in drafts)
         if gap > 0 and priced < 0.5 * gap:
-            # What moves over the ranks raises the mean of all of them; it is told already, and as what it is.
-            moving = {e.activity for e in excesses if e.steps != "stable"}
             changed = changes(context.baseline_environment, context.environment)
-            drafts.extend(
-                with_records(stacked, excess_draft(stacked, e, pricer, iteration_s), context)
-                for e in common_excess(
-                    *(stacked, context.baseline, iteration_s, changed),
-                    recurs=recurrence is not None,
-                    is_noticed=context.noticed is not None,
-                )
-                # What helps nobody beside a finding is told where nothing else is; "unknown" would even stand above it.
-                if (e.activity not in moving if e.activity is not None else not drafts)
-                and not (e.is_diffuse and priced >= e.seconds)
+            above = common_excess(
+                *(stacked, context.baseline, iteration_s, changed),
+                recurs=recurrence is not None,
+                is_noticed=context.noticed is not None,
             )
+            risen = [e for e in above if _is_news_beside(e, excesses, priced)]
+            drafts = [d for d in drafts if not _is_part_of(stacked, d, risen)]
+            drafts.extend(with_records(stacked, excess_draft(stacked, e, pricer, iteration_s), context) for e in risen)
         common_rises = [d for d in drafts if d.scope == "all" and d.steps == "stable"]
         is_whole = len(stacked) >= stacked.world_size
         if common_rises and gap > 0 and is_whole and is_self_inflicted(context, stacked.steps):

@@ -32,6 +32,11 @@ ESTABLISHED_COVERAGE = 0.8
 SUPPORTED_COVERAGE = 0.5
 FEW_OBSERVATIONS = 3
 """Counters quoted with a finding; more would bury it."""
+OUR_MAKING = (
+    "Wait until it is written: it costs nothing afterwards. Put the folder of the flight rings on fast local storage "
+    "(XDG_RUNTIME_DIR or TMPDIR), and take shorter windows."
+)
+"""Advice where a capture of ours is still being written."""
 _OF_A_HOST = frozenset({"cpu_contention", "host_memory", "configuration"})
 """Causes that sit in a host, once all of its ranks show them."""
 _NO_REASON = frozenset({"unknown", "host_python"})
@@ -301,11 +306,13 @@ def self_inflicted_draft(stacked: Stacked, seconds: float, iteration_s: float) -
         Impact(seconds, seconds / iteration_s, "pattern"),
         1.0,
         (Evidence(because, "probe", {}),),
-        advice=(
-            "Wait until it is written: it costs nothing afterwards. Put the folder of the flight rings on fast local "
-            "storage (XDG_RUNTIME_DIR or TMPDIR), and take shorter windows."
-        ),
+        advice=OUR_MAKING,
     )
+
+
+def is_of_our_making(finding: Finding) -> bool:
+    """Whether it was told by `self_inflicted_draft`."""
+    return finding.cause == "profiler_overhead" and finding.advice == OUR_MAKING
 
 
 def setting_draft(stacked: Stacked, costly: Costly, iteration_s: float, seconds: float | None) -> Draft:

@@ -25,6 +25,7 @@ from eroica.context import Context
 from eroica.coordinator import GONE, Coordinator
 from eroica.degradation import Change, Limits, Trigger
 from eroica.diagnosis import diagnose_in_detail
+from eroica.draft import is_of_our_making
 from eroica.findings import Detail, Diagnosis, Finding, Verdict, to_json
 from eroica.gone import ENDED_BY_OTHERS, has_given_up, is_follower
 from eroica.impact import iteration_of
@@ -340,7 +341,8 @@ class Judged:
     onset: int | None
     """First step of the slowdown, as far as the series shows it."""
     may_pass: bool = False
-    """If it lasts: cores of a shared machine are slower, or taken, for some seconds now and then."""
+    """Cores of a shared machine are slower, or taken, for some seconds now and then, and what slows the job down while
+    a capture of ours is written may last beyond it. So it is told if it lasts."""
     is_partial: bool = False
     """No cause is known, and some ranks gave no capture: it may be theirs."""
 
@@ -389,8 +391,10 @@ def judge(
     else:
         is_vague = _is_vague(diagnosis, context)
     is_nothing = is_nothing or (is_host_only(stacked) and is_vague)
-    may_pass = bool(diagnosis.findings) and all(_is_of_the_host(finding, stacked) for finding in diagnosis.findings)
-    is_partial = bool(window.problems) and {finding.cause for finding in diagnosis.findings} == {"unknown"}
+    findings = diagnosis.findings
+    may_pass = bool(findings) and all(_is_of_the_host(finding, stacked) for finding in findings)
+    may_pass = may_pass or any(map(is_of_our_making, findings))
+    is_partial = bool(window.problems) and {finding.cause for finding in findings} == {"unknown"}
     return Judged(diagnosis, detail, stacked, context.wires, not is_nothing, context.onset, may_pass, is_partial)
 
 

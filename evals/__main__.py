@@ -24,7 +24,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
@@ -34,6 +34,7 @@ from evals import board, campaign, catalogue, peers, rows, suites
 from evals.campaign import FAULTS
 from evals.catalogue import Case, CaseError
 from evals.cluster import StuckError
+from evals.cores import Cores
 from evals.made import Draw
 from evals.rows import Row, Session
 
@@ -157,7 +158,9 @@ def _one(planned: Planned, keep: Path | None) -> Row:
     """Run one; whatever happens, it is a row."""
     began = time.perf_counter()
     try:
-        return rows.row(suites.run(planned.case, planned.draw, keep=keep), planned.key, planned.part)
+        with Cores() as cores:
+            result = suites.run(planned.case, planned.draw, keep=keep)
+        return replace(rows.row(result, planned.key, planned.part), cores=cores.spread())
     except Exception as error:  # a fault of one case, or of the product in it, must not cost the others
         told = traceback.format_exc()
         if keep is not None and keep.is_dir():

@@ -126,7 +126,7 @@ def markdown(
     growing = {case.id for case in cases if case.recipe.is_growth}
     parts = (
         _head(rows, cases, counted),
-        _how(sessions, num_rows),
+        _how(sessions, num_rows, counted),
         _cases(counted, growing),
         _misses(rows, counted, misses or {}),
         _baselines(list(counted.values())),
@@ -209,7 +209,11 @@ def _asked_less(cases: Sequence[Case], counted: Mapping[str, Row]) -> list[str]:
     return lines
 
 
-def _how(sessions: Sequence[Session], num_rows: Sequence[int]) -> list[str]:
+UNEVEN = 1.25
+"""Cores that take so many times as long for the same work now and then have others working on them."""
+
+
+def _how(sessions: Sequence[Session], num_rows: Sequence[int], counted: Mapping[str, Row]) -> list[str]:
     if not sessions:
         return []
     lines = ["## How it was run", ""]
@@ -227,6 +231,15 @@ def _how(sessions: Sequence[Session], num_rows: Sequence[int]) -> list[str]:
         told = "; ".join(f"{name} {value}" for name, value in one.machine.items())
         runs = "-" if number is None else number
         lines.append(f"| `{one.command}` | {one.started} | {one.commit} | {runs} | {told.replace('|', '/')} |")
+    spreads = [row.cores for row in counted.values() if row.cores is not None]
+    if spreads:
+        uneven = sum(spread >= UNEVEN for spread in spreads)
+        lines += [
+            "",
+            "How even the machine was: fixed work took, in the slowest tenth of the moments of a run, "
+            f"{statistics.median(spreads):.2f} times what it took in the quickest (median of {len(spreads)} runs; "
+            f"at most {max(spreads):.2f}; {UNEVEN:g} and more in {uneven}).",
+        ]
     return lines
 
 

@@ -90,6 +90,8 @@ class Row:
     """Why it was not tried on this machine. Counts for nothing."""
     seconds: float = 0.0
     to_diagnosis_s: float | None = None
+    cores: float | None = None
+    """How unevenly the machine's cores worked meanwhile (`evals.cores`); None: not measured."""
 
     @property
     def is_control(self) -> bool:

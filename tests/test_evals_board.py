@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from bench.peers import Environment
 from evals import baselines, board, catalogue, peers, rows, suites
 from evals.__main__ import GUESS_S, Pace, main, plan
 from evals.catalogue import Case, CaseError
+from evals.cores import Cores, spread_of
 from evals.made import Draw
 from evals.rows import Row, Said, Session
 
@@ -346,6 +348,23 @@ def test_the_board_tells_how_many_runs_stand_behind_each_command(tmp_path: Path)
     text = board.of_files([file], cases(tmp_path / "cases"), tmp_path / "none.toml")
     assert "UTC | abc | 1 | cores 2 |" in text and "UTC | def | 1 | cores 2 |" in text
     assert "Not all of it is of one commit" in text
+
+
+def test_the_board_tells_how_even_the_cores_were(tmp_path: Path) -> None:
+    made = [row("Q01", cores=1.1), row("Q02", cores=1.6), row("Q03")]
+    text = board.markdown(made, cases(tmp_path / "cases"), [SESSION])
+    assert "1.35 times what it took in the quickest (median of 2 runs; at most 1.60; 1.25 and more in 1)" in text
+
+
+def test_cores_are_as_uneven_as_the_work_on_them() -> None:
+    assert spread_of([1.0] * 9 + [2.0] * 11) == 2.0
+    assert spread_of([1.0, 2.0]) is None
+    with Cores(every_s=0.0) as cores:
+        until = time.monotonic() + 10
+        while cores.spread() is None and time.monotonic() < until:
+            continue
+    spread = cores.spread()
+    assert spread is not None and spread >= 1
 
 
 def test_text_from_jobs_cannot_break_the_tables(tmp_path: Path) -> None:

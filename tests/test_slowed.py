@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 
 from eroica import bus
+from eroica.background import History, Lap, Span
 from eroica.context import Context
 from eroica.critical_path import Activity
 from eroica.degradation import Change, Trigger
@@ -114,6 +115,20 @@ def test_what_has_passed_is_not_told_where_the_cores_were_slow_meanwhile(lately:
     window.counters = {name: (host(1.0, lately=lately),) for name in "ab"}
     made = judge(window, stack(job([1.0] * 4)), job="j", created="")
     assert (made.diagnosis.kind, made.is_news) == ("recovered", is_told)
+
+
+def test_a_window_into_which_we_still_wrote_a_capture_is_looked_at_again() -> None:
+    cause = Trigger(Change.SLOW, 0, 0, 122, 122, 950_000_000, 1_300_000_000, 0.37)
+    window = Window(number=2, trigger="slowdown", cause=cause, rank=0, asked_ns=0, start=130, num_steps=8)
+    slower = [h.less(summary, steps=summary.ledger.steps + 130) for summary in job([1.5] * 4)]
+    window.summaries = dict(enumerate(slower))
+    ns = [950_000_000 if step < 120 else 1_300_000_000 for step in range(140)]
+    laps = tuple(Lap(step, sum(ns[:step]), ns[step], "") for step in range(140))
+    writing = (Span("capture", 120, sum(ns[:120]), 30_000_000_000),)
+    window.histories = {rank: History(laps, writing) for rank in range(4)}
+    made = judge(window, stack(job([1.0] * 4)), job="j", created="")
+    assert [finding.cause for finding in made.diagnosis.findings] == ["profiler_overhead"]
+    assert made.may_pass
 
 
 class Slow(Agent):

@@ -84,6 +84,25 @@ def test_operators_that_take_longer_everywhere_in_single_steps_are_a_busy_hosts(
     assert not any(f.scope == "all" for f in told(job(other, [0.1] * 4, [2, 6, 10])).findings)
 
 
+def test_single_long_steps_of_what_takes_longer_in_every_step_are_no_finding_beside_it() -> None:
+    forward = Function(Activity.PYTHON, "forward", "train.py:30", "train.py:30")
+    longer, peak = 0.1, 0.2
+    ranks = [
+        replace(
+            rank,
+            own=[seconds + longer for seconds in rank.own],  # type: ignore[union-attr]
+            length=[seconds + longer for seconds in rank.length],  # type: ignore[union-attr]
+            functions={MATMUL: USUAL, forward: longer + peak * 3 / STEPS},
+            tops={step: (0, peak, float("nan")) for step in (2, 6, 10)},
+        )
+        for rank in job(forward, [peak] * 4, [2, 6, 10])
+    ]
+    healthy = stack(h.job(job(forward, [0.0] * 4, []), STEPS))
+    (found,) = told(ranks, baseline=healthy).findings
+    assert (found.scope, found.steps, found.function and found.function.name) == ("all", "stable", "forward")
+    assert found.impact.seconds_per_iteration == pytest.approx(longer + peak * 3 / STEPS, rel=0.1)
+
+
 def bound(inputs: list[float]) -> list[h.Rank]:
     """Ranks that wait for batches for so long in each step."""
     longest = max(inputs)
