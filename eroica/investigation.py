@@ -418,9 +418,13 @@ _VAGUE = frozenset({"unknown", "profiler_overhead"})
 """Causes that all ranks are said to have where nothing that they do takes longer."""
 
 
+_NOBODY = frozenset({"all", "rotating"})
+
+
 def _is_vague(diagnosis: Diagnosis, context: Context) -> bool:
-    """Nobody asked, and all that is found is that all ranks take a little longer, for nothing that they do."""
-    vague = [f for f in diagnosis.findings if f.scope == "all" and f.function is None and f.cause in _VAGUE]
+    """Nobody asked, and all that is found is that all ranks, or one after the other, take a little longer, for nothing
+    that they do."""
+    vague = [f for f in diagnosis.findings if f.scope in _NOBODY and f.function is None and f.cause in _VAGUE]
     is_all = len(vague) == len(diagnosis.findings) > 0
     return context.noticed is not None and is_all and _cost(vague) < HOST_VAGUE_EFFECT
 

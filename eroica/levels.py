@@ -204,11 +204,22 @@ IN_MOST_STEPS = 0.5
 
 def _is_common(stacked: Stacked, baseline: Stacked, gap_s: float) -> bool:
     """The window is longer by what most of its steps, or at least several, show: one long step is a hiccup."""
-    lengths = np.nanmedian(stacked.length_s, axis=0)
-    usual_s = float(np.nanmedian(lengths))
-    if usual_s - float(np.nanmedian(baseline.length_s)) >= IN_MOST_STEPS * gap_s:
+    if _is_in_most_steps(stacked, baseline, gap_s):
         return True
-    return int((lengths > LONG_STEP * usual_s).sum()) >= FEW_STEPS_LONG
+    lengths = np.nanmedian(stacked.length_s, axis=0)
+    return int((lengths > LONG_STEP * np.nanmedian(lengths)).sum()) >= FEW_STEPS_LONG
+
+
+def _is_in_most_steps(stacked: Stacked, baseline: Stacked, gap_s: float) -> bool:
+    usual_s = float(np.nanmedian(np.nanmedian(stacked.length_s, axis=0)))
+    return usual_s - float(np.nanmedian(baseline.length_s)) >= IN_MOST_STEPS * gap_s
+
+
+def _is_by_turns(stacked: Stacked, baseline: Stacked, gap_s: float, rise_s: float) -> bool:
+    """Most steps are longer, and still no rank has so much more of its own in most of its steps: in each step it is the
+    turn of another one, and the mean of all of them rises, too."""
+    now_s, then_s = (float(np.nanmedian(np.nanmedian(of.own_s, axis=1))) for of in (stacked, baseline))
+    return _is_in_most_steps(stacked, baseline, gap_s) and now_s - then_s < ALIKE * rise_s
 
 
 NOT_BY_CHANCE = 3.0
@@ -271,6 +282,11 @@ def common_excess(
         is_diffuse = activity in _NOISY and not is_spot and cause.cause in ("unknown", "host_python")
         excess = Excess(everyone, "all", "stable", activity, grown, rise, min(rise / gap, 1.0), 1.0, cause)
         found.append(replace(excess, is_diffuse=is_diffuse))
+    is_by_turns = (
+        bool(found) and len(stacked) > 1 and _is_by_turns(stacked, baseline, gap, sum(e.seconds for e in found))
+    )
+    if is_by_turns:
+        found = []
     crowded = _crowded_hosts(stacked, baseline, gap, rises)
     if crowded is not None and not any(e.cause.cause == "cpu_contention" for e in found):
         found = [crowded[0], *(e for e in found if e.activity not in crowded[1])]
@@ -285,8 +301,12 @@ def common_excess(
             # What the others wait for may be one of these, and a wait for all looks like a long transfer.
             why += ", and some ranks sent nothing"
             everyone = everyone[:0]
+        scope = "all"
+        if is_by_turns:
+            why = "most steps are longer, for more of their own in another rank each time, and no one function holds it"
+            everyone, scope = everyone[:0], "rotating"
         cause = Cause("unknown", False, why, ())
-        found.append(Excess(everyone, "all", "stable", None, None, gap, 0.0, 1.0, cause))
+        found.append(Excess(everyone, scope, "rotating" if is_by_turns else "stable", None, None, gap, 0.0, 1.0, cause))
     return found
 
 

@@ -103,6 +103,20 @@ def test_single_long_steps_of_what_takes_longer_in_every_step_are_no_finding_bes
     assert found.impact.seconds_per_iteration == pytest.approx(longer + peak * 3 / STEPS, rel=0.1)
 
 
+def test_what_another_rank_does_longer_in_each_step_is_no_level_of_all_where_no_function_holds_it() -> None:
+    forward = Function(Activity.PYTHON, "forward", "train.py:30", "train.py:30")
+    longer = 0.014
+    ranks = []
+    for rank, one in enumerate(job(forward, [0.0] * 4, [])):
+        mine = [step for step in range(STEPS) if step % 3 == rank % 3]
+        own = [USUAL + longer * (step in mine) for step in range(STEPS)]
+        length = [USUAL + TRANSFER + longer] * STEPS
+        ranks.append(replace(one, own=own, length=length, functions={MATMUL: USUAL, forward: longer / 3}))
+    healthy = stack(h.job(job(forward, [0.0] * 4, []), STEPS))
+    (found,) = told(ranks, baseline=healthy).findings
+    assert (found.scope, found.cause, found.function, found.ranks) == ("rotating", "unknown", None, "")
+
+
 def bound(inputs: list[float]) -> list[h.Rank]:
     """Ranks that wait for batches for so long in each step."""
     longest = max(inputs)
