@@ -220,9 +220,10 @@ class Coordinator:
         return True
 
     def ask_once_more(self, seen: Window, now_ns: int, wait_s: float) -> bool:
-        """What was seen in a window that a change of pace has set off may pass by itself, or lacks captures that may
-        come: another one after a while. False if that was such a one, or if it cannot be."""
-        if self.is_resting or self._wanted is not None or seen.is_second_look or seen.cause is None:
+        """What was seen in a window that nobody has asked for may pass by itself, or lacks captures that may come:
+        another one after a while. False if that was such a one, or if it cannot be."""
+        is_asked = seen.cause is None and seen.trigger != "baseline"
+        if self.is_resting or self._wanted is not None or seen.is_second_look or is_asked:
             return False
         self._wanted = self._new_window(seen.trigger, seen.cause, seen.rank, now_ns)
         self._wanted.is_second_look = True
@@ -437,6 +438,8 @@ class Coordinator:
         ):
             # Ranks of a job slow down together; the first one to say so speaks for all.
             kind = "recurring" if trigger.change is Change.RECURRING else "slowdown"
+            if self._wanted is not None and self._wanted.is_second_look:
+                self._rest_until_ns = now_ns
             self._wanted = self._new_window(kind, trigger, rank, now_ns)
             self._begin(now_ns)
 

@@ -177,9 +177,10 @@ class Investigation:
             self._ailing = None
         note = self.pacing.note()
         window.notes += (note,) if note else ()
+        is_first = window.trigger == "baseline"
         judged = judge(
             window,
-            self._baseline,
+            None if is_first and window.is_second_look else self._baseline,
             job=self._job,
             created=_now(),
             wires=self._wires,
@@ -195,7 +196,7 @@ class Investigation:
         is_sized = window.frames is Frames.SIZED
         if not is_sized:
             self._say_held()  # the window with sizes was given up for this one
-        if window.trigger == "baseline" and window.summaries and not is_sized:
+        if is_first and window.summaries and not is_sized and not window.is_second_look:
             self._baseline, self._wires = judged.stacked, judged.wires
             self._baseline_environment = judged.diagnosis.environment
         number = str(to_json(judged.diagnosis)["id"]) if judged.is_news else ""
@@ -215,7 +216,7 @@ class Investigation:
         """It is told if the next window shows it, too, which is asked for with this."""
         policy = self.coordinator.policy
         wait_s = policy.rest_s if judged.may_pass else policy.again_s
-        may_wait = judged.may_pass or judged.is_partial
+        may_wait = (judged.may_pass and judged.is_news) or judged.is_partial
         is_held = may_wait and self.coordinator.ask_once_more(window, self._clock(), wait_s)
         self._is_in_doubt = is_held and judged.may_pass
         return is_held
@@ -422,10 +423,10 @@ _NOBODY = frozenset({"all", "rotating"})
 
 
 def _is_vague(diagnosis: Diagnosis, context: Context) -> bool:
-    """Nobody asked, and all that is found is that all ranks, or one after the other, take a little longer, for nothing
+    """Nobody asked, and nothing is found, or that all ranks, or one after the other, take a little longer, for nothing
     that they do."""
     vague = [f for f in diagnosis.findings if f.scope in _NOBODY and f.function is None and f.cause in _VAGUE]
-    is_all = len(vague) == len(diagnosis.findings) > 0
+    is_all = len(vague) == len(diagnosis.findings) and diagnosis.kind in ("slow", "healthy")
     return context.noticed is not None and is_all and _cost(vague) < HOST_VAGUE_EFFECT
 
 

@@ -203,6 +203,23 @@ def test_that_changing_ranks_wait_for_cores_is_told_when_a_second_window_shows_i
     )
 
 
+@pytest.mark.parametrize(("lasts", "kinds"), [(True, ["slow"]), (False, ["healthy"])])
+def test_the_first_window_is_taken_again_where_changing_ranks_wait_for_cores(lasts: bool, kinds: list[str]) -> None:
+    ends, told = in_one_process(), list[Incident]()
+    investigation = watching(ends, told, rest_s=0.0)
+    until = partial(rounds_until, ends, investigation)
+    agents = [Agent(ends.agents[0], "a", range(6), by_turns()), Agent(ends.agents[1], "b", range(6, 8), by_turns())]
+    until(lambda: len(investigation.coordinator.standings) == 8)
+    until(lambda: len(agents[0].closed) == 1)
+    assert not told
+    if not lasts:
+        agents[0].made = agents[1].made = h.job([h.Rank(own=0.6, length=0.85, has_device=False, host="a")] * 8)
+    until(lambda: len(agents[0].closed) == 2)
+    if lasts:
+        until(lambda: len(agents[0].closed) == 3)
+    assert [one.diagnosis.kind for one in told] == kinds
+
+
 def test_the_work_is_done_and_its_shortest_piece_counts() -> None:
     ticks = iter([0, 70, 100, 150, 200, 290, 300, 360])
     assert work_ns(lambda: next(ticks)) == 50
