@@ -27,6 +27,11 @@ QUEUED = 0.05
 """Share of the looks at which packets wait before a card that is too slow; cards that keep up have none."""
 QUEUED_APART = 2.0
 """And so many times the share at the other hosts."""
+FILLS = 0.5
+"""And so much of the time in which its host's ways are busy, where all ways are busy alike: a card that holds up the
+others has packets waiting for nearly all of that time (85 % seen), one of many slow ones by chance for a quarter."""
+SOME_QUEUED = 0.01
+"""Share of the looks from which on packets wait before a card at all, where they wait before another one."""
 LOST = 0.002
 """Share of segments that are sent again where packets get lost; kernels that fill a queue lose some at its end."""
 FEW_LOST = 5
@@ -223,6 +228,16 @@ def _complaints(wires: Wires, host_of: Mapping[int, str], hosts: Collection[str]
     return found
 
 
+def _fills(wires: Wires, host_of: Mapping[int, str], host: str, edges: Mapping[tuple[str, str], _Edge]) -> bool:
+    """Packets wait before a card of this host for much of the time in which it sends."""
+    queued = [
+        card.queued or 0.0
+        for card in wires.cards
+        if (card.host or host_of.get(card.rank if card.rank is not None else -1, "")) == host
+    ]
+    return max(queued) >= FILLS * max((edge.busy for (a, _), edge in edges.items() if a == host), default=0.0)
+
+
 def locate(
     wires: Wires | None, before: Wires | None, host_of: Mapping[int, str], members: Collection[int]
 ) -> Place | None:
@@ -251,7 +266,10 @@ def locate(
     ]
     flapping = [host for host in complaints if any(not c.sends for c in complaints[host])]
     told = [card for card in wires.cards if card.queued is not None]
-    if len(flapping) == 1 or (len(blamed) == 1 and (blamed[0] in common or len(slow) == len(edges))):
+    is_alone = len(blamed) == 1 and (
+        blamed[0] in common or (len(slow) == len(edges) and _fills(wires, host_of, blamed[0], edges))
+    )
+    if len(flapping) == 1 or is_alone:
         host = flapping[0] if len(flapping) == 1 else blamed[0]
         evidence += [c.text for c in complaints[host]]
         others = "no other host's card shows any of this"
@@ -269,8 +287,9 @@ def locate(
     if len(slow) == len(edges) and len(hosts) > 2:
         senders = {a for a, _ in edges}
         queues = [host for host in senders if any(c.sends for c in complaints.get(host, ()))]
-        waiting = [c for c in told if (c.queued or 0.0) >= QUEUED]
-        if not lossy and (len(queues) == len(senders) or len(waiting) >= len(senders)):
+        waiting = [c for c in told if (c.queued or 0.0) >= SOME_QUEUED]
+        is_before_all = len(waiting) >= len(senders) and max(c.queued or 0.0 for c in waiting) >= QUEUED
+        if not lossy and (len(queues) == len(senders) or is_before_all):
             text = (
                 "packets wait before the cards of all hosts alike: the transport of each is slower, and no host differs"
             )

@@ -81,6 +81,21 @@ def test_all_ways_alike_with_queues_before_all_cards_are_the_transport_of_all_ho
     assert any("TCP sockets" in text for text in place.evidence)
 
 
+@pytest.mark.parametrize(
+    ("queued", "scope", "hosts"),
+    [
+        ({"a": 0.09, "b": 0.02, "c": 0.02}, "all", ()),  # seen where all cards were limited alike
+        ({"a": 0.09}, "group", ()),
+        ({"a": 0.3}, "host", ("a",)),
+    ],
+)
+def test_where_all_ways_are_busy_alike_a_card_is_blamed_if_its_queue_lasts(
+    queued: dict[str, float], scope: str, hosts: tuple[str, ...]
+) -> None:
+    place = placed(ring({"ab": 0.35, "bc": 0.35, "ca": 0.36}, cards=cards(**queued)))
+    assert (place.scope, place.hosts) == (scope, hosts)
+
+
 def test_all_ways_alike_that_lose_packets_no_host_counts_are_the_fabric() -> None:
     slow = {"ab": 0.4, "bc": 0.38, "ca": 0.42}
     place = placed(ring(slow, lost=("ab", "bc", "ca"), cards=cards()))
