@@ -293,6 +293,17 @@ def test_one_slow_collective_among_many_quick_ones_is_found_where_groups_are_not
     assert transfer.scope == "group" and transfer.seconds == pytest.approx(0.14, rel=1e-2)
 
 
+def test_slower_transfers_cost_no_more_than_the_iteration_is_longer_by() -> None:
+    """The rest fills time in which ranks waited for each other before."""
+
+    def made(seconds: float, length: float) -> Stacked:
+        samples = [h.Sample(seconds, channel=h.everyone(4))]
+        return stack(h.job([h.Rank(length=length, host=host, samples=samples) for host in "AABB"]))
+
+    (finding,) = diagnose(made(SLOW, 1.05), Context(baseline=made(FAST, 1.0))).findings
+    assert finding.impact.seconds_per_iteration == pytest.approx(0.05, rel=1e-3)
+
+
 def within(slow: set[tuple[int, ...]], groups: str = "01 23 45 67 02 13 46 57") -> Stacked:
     """Pairs of the devices of one host, in two dimensions."""
     lanes = [tuple(map(int, pair)) for pair in groups.split()]
