@@ -424,8 +424,12 @@ _NOBODY = frozenset({"all", "rotating"})
 
 def _is_vague(diagnosis: Diagnosis, context: Context) -> bool:
     """Nobody asked, and nothing is found, or that all ranks, or one after the other, take a little longer, for nothing
-    that they do."""
-    vague = [f for f in diagnosis.findings if f.scope in _NOBODY and f.function is None and f.cause in _VAGUE]
+    that they do: at most a reduction hides behind less of it than it did."""
+    vague = [
+        f
+        for f in diagnosis.findings
+        if f.scope in _NOBODY and f.cause in _VAGUE and (f.function is None or f.function.kind == "collective")
+    ]
     is_all = len(vague) == len(diagnosis.findings) and diagnosis.kind in ("slow", "healthy")
     return context.noticed is not None and is_all and _cost(vague) < HOST_VAGUE_EFFECT
 

@@ -481,3 +481,21 @@ def test_what_was_gone_in_its_window_must_have_cost_more_where_ranks_share_cores
     window.summaries = made_of(1.005)
     made = judge(window, stack(list(made_of(1.0).values())), job="j", created="")
     assert (made.diagnosis.kind, made.is_news) == ("recovered", is_told)
+
+
+@pytest.mark.parametrize(("on_device", "is_told"), [(False, False), (True, True)])
+def test_that_a_reduction_hides_behind_less_of_it_is_told_where_ranks_do_not_share_cores(
+    on_device: bool, is_told: bool
+) -> None:
+    def made_of(exposed_s: float) -> list[Summary]:
+        meet = h.Sample(0.04, work_before=0.2, channel=h.everyone(8), exposed=exposed_s)
+        functions = {h.GEMM: 0.2, Function(Activity.COLLECTIVE, "all_reduce", None, None): exposed_s}
+        rank = h.Rank(own=0.2, length=0.2 + exposed_s, samples=[meet], functions=functions, has_device=on_device)
+        return h.job([rank] * 8)
+
+    cause = Trigger(Change.SLOW, 0, 0, 117, 117, 200_000_000, 230_000_000, 0.15)
+    window = Window(number=2, trigger="slowdown", cause=cause, rank=0, asked_ns=0, start=130, num_steps=8)
+    window.summaries = dict(enumerate(made_of(0.03)))
+    made = judge(window, stack(made_of(0.0)), job="j", created="")
+    assert [(finding.scope, finding.cause) for finding in made.diagnosis.findings] == [("all", "unknown")]
+    assert made.is_news == is_told
