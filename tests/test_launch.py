@@ -249,16 +249,21 @@ def test_streams_and_open_files_go_to_the_job_untouched(tmp_path: Path) -> None:
 
 
 NOTES_SIGNALS = """
-import os, signal, sys
+import os, select, signal, sys
 def note(number, frame):
     os.write(1, (signal.Signals(number).name + "\\n").encode())
     if number == signal.SIGTERM:
         sys.exit(9)
 for name in ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGCONT"):
     signal.signal(getattr(signal, name), note)
+# What comes right before `signal.pause` would be noted after the next one only, if any comes.
+wake, woken = os.pipe()
+os.set_blocking(woken, False)
+signal.set_wakeup_fd(woken)
 print("ready", flush=True)
 while True:
-    signal.pause()
+    select.select([wake], [], [])
+    os.read(wake, 1)
 """
 
 
