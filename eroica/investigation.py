@@ -420,6 +420,7 @@ _VAGUE = frozenset({"unknown", "profiler_overhead"})
 
 
 _NOBODY = frozenset({"all", "rotating"})
+"""Scopes that name no rank."""
 
 
 def _is_vague(diagnosis: Diagnosis, context: Context) -> bool:

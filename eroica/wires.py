@@ -206,9 +206,14 @@ class _Complaint:
     """It speaks of what the host sends."""
 
 
+def _holder(card: Card, host_of: Mapping[int, str]) -> str:
+    """The host of a card; "" if it is not known."""
+    return card.host or host_of.get(card.rank if card.rank is not None else -1, "")
+
+
 def _complaints(wires: Wires, host_of: Mapping[int, str], hosts: Collection[str]) -> dict[str, list[_Complaint]]:
     """What cards of these hosts say against them."""
-    cards = [(card.host or host_of.get(card.rank if card.rank is not None else -1, ""), card) for card in wires.cards]
+    cards = [(_holder(card, host_of), card) for card in wires.cards]
     cards = [(host, card) for host, card in cards if host in hosts]
     found: dict[str, list[_Complaint]] = {}
 
@@ -230,11 +235,7 @@ def _complaints(wires: Wires, host_of: Mapping[int, str], hosts: Collection[str]
 
 def _fills(wires: Wires, host_of: Mapping[int, str], host: str, edges: Mapping[tuple[str, str], _Edge]) -> bool:
     """Packets wait before a card of this host for much of the time in which it sends."""
-    queued = [
-        card.queued or 0.0
-        for card in wires.cards
-        if (card.host or host_of.get(card.rank if card.rank is not None else -1, "")) == host
-    ]
+    queued = [card.queued or 0.0 for card in wires.cards if _holder(card, host_of) == host]
     return max(queued) >= FILLS * max((edge.busy for (a, _), edge in edges.items() if a == host), default=0.0)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import pytest
@@ -181,19 +181,28 @@ def by_turns() -> list[Summary]:
     return h.job(ranks, 40)
 
 
-@pytest.mark.parametrize("lasts", [True, False])
-def test_that_changing_ranks_wait_for_cores_is_told_when_a_second_window_shows_it_too(lasts: bool) -> None:
+AS_BEFORE = h.job([h.Rank(own=0.6, length=0.85, has_device=False, host="a")] * 8)
+"""What kept ranks from their cores has gone."""
+
+
+def watched_by_turns(baseline: bool) -> tuple[Callable[[Callable[[], bool]], None], list[Agent], list[Incident]]:
+    """Agents of that job at work, what is told, and how to let time pass until something holds."""
     ends, told = in_one_process(), list[Incident]()
-    investigation = watching(ends, told, baseline=False, rest_s=0.0)
+    investigation = watching(ends, told, baseline=baseline, rest_s=0.0)
     until = partial(rounds_until, ends, investigation)
     agents = [Agent(ends.agents[0], "a", range(6), by_turns()), Agent(ends.agents[1], "b", range(6, 8), by_turns())]
     until(lambda: len(investigation.coordinator.standings) == 8)
+    return until, agents, told
+
+
+@pytest.mark.parametrize("lasts", [True, False])
+def test_that_changing_ranks_wait_for_cores_is_told_when_a_second_window_shows_it_too(lasts: bool) -> None:
+    until, agents, told = watched_by_turns(baseline=False)
     agents[0].notice()
     until(lambda: len(agents[0].closed) == 1)
     assert not told
     if not lasts:
-        # As long as it was before: gone.
-        agents[0].made = agents[1].made = h.job([h.Rank(own=0.6, length=0.85, has_device=False, host="a")] * 8)
+        agents[0].made = agents[1].made = AS_BEFORE
     until(lambda: len(agents[0].closed) == 2)
     if lasts:
         for _ in range(2):
@@ -205,15 +214,11 @@ def test_that_changing_ranks_wait_for_cores_is_told_when_a_second_window_shows_i
 
 @pytest.mark.parametrize(("lasts", "kinds"), [(True, ["slow"]), (False, ["healthy"])])
 def test_the_first_window_is_taken_again_where_changing_ranks_wait_for_cores(lasts: bool, kinds: list[str]) -> None:
-    ends, told = in_one_process(), list[Incident]()
-    investigation = watching(ends, told, rest_s=0.0)
-    until = partial(rounds_until, ends, investigation)
-    agents = [Agent(ends.agents[0], "a", range(6), by_turns()), Agent(ends.agents[1], "b", range(6, 8), by_turns())]
-    until(lambda: len(investigation.coordinator.standings) == 8)
+    until, agents, told = watched_by_turns(baseline=True)
     until(lambda: len(agents[0].closed) == 1)
     assert not told
     if not lasts:
-        agents[0].made = agents[1].made = h.job([h.Rank(own=0.6, length=0.85, has_device=False, host="a")] * 8)
+        agents[0].made = agents[1].made = AS_BEFORE
     until(lambda: len(agents[0].closed) == 2)
     if lasts:
         until(lambda: len(agents[0].closed) == 3)
