@@ -58,12 +58,12 @@ class Planned:
 
 
 def plan(cases: Sequence[Case], repeat: int, effects: str, shapes: str, draw: random.Random) -> Iterator[Planned]:
-    """All runs, each with what is drawn for it."""
-    for case in cases:
-        recipe = case.recipe
-        sizes = recipe.effects if effects == "all" and not case.is_control else (recipe.nominal,)
-        for effect in sizes:
-            for turn in range(repeat):
+    """All runs, each with what is drawn for it; turn by turn, so that what is stopped leaves whole turns behind."""
+    for turn in range(repeat):
+        for case in cases:
+            recipe = case.recipe
+            sizes = recipe.effects if effects == "all" and not case.is_control else (recipe.nominal,)
+            for effect in sizes:
                 wanted = recipe.shapes if shapes == "all" else (draw.choice(recipe.shapes),)
                 for shape in wanted:
                     key = rows.key(case.id, effect, turn, shape if shapes == "all" else None)
