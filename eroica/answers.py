@@ -21,6 +21,8 @@ class Job:
     name: str
     is_live: bool = False
     """A coordinator looks after it now."""
+    has_ended: bool = False
+    """Though it does, all agents have said that the job has ended on their hosts; it may be started again."""
     first_seen: str | None = None
     """ISO 8601, as all times here."""
     last_seen: str | None = None

@@ -23,6 +23,12 @@ Indices = npt.NDArray[np.intp]
 
 STEADY_SHARE = 0.6
 """A stable excess shows in at least this share of the steps."""
+BEYOND_CHANCE = 3.0
+"""Standard errors that a stable excess must lie above: those of the rank's own steps."""
+FEWEST_VARYING = 4
+"""Steps whose spread is one."""
+RAREST = (0.05, 0.95)
+"""Of steps: what lies beyond is a hiccup, and makes no excess uncertain."""
 FELT_SHARE = 0.3
 """Part of an excess that must show in the rank's whole own time, or in what its peers wait for it."""
 SPREAD_FLOOR = 0.003
@@ -198,9 +204,17 @@ def stable_rises(stacked: Stacked, roles: Roles, where: Localization, iteration_
                 part = 0.4 * rise
                 share = float(((over > part) | (late > part))[steps].mean())
                 felt = max(float(own_excess[m]), float(np.median(late[steps])))
-                if share >= STEADY_SHARE and felt >= FELT_SHARE * rise:
+                if share >= STEADY_SHARE and felt >= FELT_SHARE * rise and rise >= BEYOND_CHANCE * _error_of(over[steps]):
                     found.append(Rise(row, activity, rise, max(float(own_excess[m]), rise), share))
     return found
+
+
+def _error_of(over: Float64s) -> float:
+    """Standard error of the mean of steps (I,) that vary like these, without the rarest; 0 where they are too few to
+    tell. What moves over the ranks in most steps hits some of them more often than others, in any window."""
+    if len(over) < FEWEST_VARYING:
+        return 0.0
+    return float(np.clip(over, *np.quantile(over, RAREST)).std() / len(over) ** 0.5)
 
 
 def _has_its_core(stacked: Stacked, row: int, activity: Activity) -> bool:

@@ -56,6 +56,8 @@ class Snapshot:
     silent: frozenset[str]
     """Hosts whose agents are not heard."""
     hosts: Mapping[str, bool]
+    has_ended: bool
+    """On all of them, as their agents have said."""
     window: str
     has_baseline: bool
 
@@ -175,11 +177,13 @@ class Coordinators:
         """Of one job. Raises UnknownError."""
         investigation = self._investigation(job)
         coordinator = investigation.coordinator
+        hosts = self._reception.links[job].hosts
         return Snapshot(
             name=job,
             standings=dict(coordinator.standings),
             silent=coordinator.silent,
-            hosts=self._reception.links[job].hosts,
+            hosts=hosts,
+            has_ended=bool(hosts) and all((job, host) in self._left for host in hosts),
             window=_under_way(investigation),
             has_baseline=coordinator.has_baseline,
         )
@@ -233,7 +237,7 @@ class Coordinators:
     def pace(self, job: str, mode: Mode, limits: Limits, who: str) -> Pacing:
         """Somebody says what pacing may do from now on. Raises UnknownError."""
         investigation = self._investigation(job)
-        investigation.pacing.wish(mode, limits, who, time.monotonic_ns())
+        investigation.pace(mode, limits, who)
         return investigation.pacing.state(job)
 
     def _investigation(self, job: str) -> Investigation:
@@ -337,6 +341,7 @@ def job_of(snapshot: Snapshot, kept: Job | None) -> Job:
     return replace(
         kept or Job(name=snapshot.name),
         is_live=True,
+        has_ended=snapshot.has_ended,
         hosts=dict(sorted(snapshot.hosts.items())[:10_000]),
         world_size=max((standing.world_size for standing in snapshot.standings.values()), default=0),
         num_alive=pace.num_alive,

@@ -26,6 +26,7 @@ from eroica.coordinator import GONE, Coordinator
 from eroica.degradation import Change, Limits, Trigger
 from eroica.diagnosis import diagnose_in_detail
 from eroica.draft import is_of_our_making
+from eroica.fabric import pacing
 from eroica.findings import Detail, Diagnosis, Finding, Verdict, to_json
 from eroica.gone import ENDED_BY_OTHERS, has_given_up, is_follower
 from eroica.impact import iteration_of
@@ -129,6 +130,11 @@ class Investigation:
             self.coordinator.is_sizing and any(s.is_alive for s in self.coordinator.standings.values())
         ):
             self._say_held()  # nobody will tell sizes any more
+
+    def pace(self, mode: Mode, limits: pacing.Limits, who: str) -> None:
+        """Somebody says what pacing may do from now on."""
+        self.pacing.wish(mode, limits, who, self._clock())
+        self.pacing.tick(self._view(), self._clock())  # who asks how it stands is not to hear of no ranks at all
 
     def _take(self, message: bus.Message, now_ns: int) -> None:
         if isinstance(message, bus.Arrived):

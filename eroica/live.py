@@ -186,7 +186,7 @@ class _Watcher:
                 paced=self._paced,
             )
             if plan.pacing is not Mode.OFF:
-                self._investigation.pacing.wish(plan.pacing, plan.pacing_limits, "eroica run", time.monotonic_ns())
+                self._investigation.pace(plan.pacing, plan.pacing_limits, "eroica run")
         self._link.subscribe((bus.Closed, bus.Released, bus.Said), self._take)
         self._readers = Readers()
         clears = plan.keep_rings is None

@@ -164,7 +164,7 @@ def status(options: argparse.Namespace) -> str:
         return _json({"job": job, "ranks": ranks})
     lines = [_sentence(job)]
     lines += [f"under way: {job.window}"] if job.window else []
-    silent = sorted(host for host, is_heard in job.hosts.items() if not is_heard)
+    silent = sorted(host for host, is_heard in job.hosts.items() if not is_heard and not job.has_ended)
     lines += (
         [f"not heard: the agent{'s' if len(silent) > 1 else ''} of {', '.join(map(_clean, silent))}"] if silent else []
     )
@@ -339,6 +339,9 @@ def _line(incident: Incident) -> str:
 def _sentence(job: Job) -> str:
     if not job.is_live:
         return f"{job.name} is over, last seen {_time(job.last_seen or '')}; {_num(job.num_incidents, 'incident')}"
+    if job.has_ended:
+        of = f"{_num(len(job.hosts), 'host')}, {job.num_iterations:,} iterations"
+        return f"{job.name} has ended on {of}; {_num(job.num_incidents, 'incident')}"
     pace = f"{_milliseconds(job.iteration_s)} per iteration" if job.iteration_s else "no pace yet"
     of = f" of {job.world_size}" if job.world_size else ""
     return (
@@ -348,8 +351,13 @@ def _sentence(job: Job) -> str:
 
 
 def _of_job(job: Job) -> list[str]:
-    is_away = job.is_live and not any(job.hosts.values())
-    state = "over" if not job.is_live else "not heard" if is_away else job.window or "running"
+    state = job.window or "running"
+    if not job.is_live:
+        state = "over"
+    elif job.has_ended:
+        state = "ended"
+    elif not any(job.hosts.values()):
+        state = "not heard"
     ranks = f"{job.num_alive}/{job.world_size or '?'}" if job.is_live else ""
     hosts = str(len(job.hosts)) if job.is_live else ""
     count = f"{job.num_iterations:,}" if job.is_live else ""

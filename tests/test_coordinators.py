@@ -40,9 +40,9 @@ def test_a_host_that_comes_back_after_it_has_left_is_waited_for_again() -> None:
 
     first = agent("one")
     first.publish(bus.Leaving(host="a"))
-    assert run(lambda: coordinators.is_over, first)
+    assert run(lambda: coordinators.is_over, first) and coordinators.snapshot("j").has_ended
     second = agent("two")
-    assert run(lambda: not coordinators.is_over, second)
+    assert run(lambda: not coordinators.is_over, second) and not coordinators.snapshot("j").has_ended
     second.publish(bus.Leaving(host="a"))
     assert run(lambda: coordinators.is_over, second)
 

@@ -258,7 +258,8 @@ def test_what_the_slow_ranks_have_in_common_in_the_network_is_told_live() -> Non
 
 def pace(ends: Ends, investigation: Investigation, seen: Sequence[bus.Message]) -> Callable[[], bool]:
     """Have it paced; the answer has seven ranks wait for the slow one, and says whether somebody is held."""
-    investigation.pacing.wish(Mode.ENABLE, Limits(memory=4, block=4), "somebody", time.monotonic_ns())
+    investigation.pace(Mode.ENABLE, Limits(memory=4, block=4), "somebody")
+    assert "no iteration was joined" in investigation.pacing.state("job").why_not
     step = 0
 
     def is_held() -> bool:

@@ -267,7 +267,7 @@ def test_a_coordinator_answers_over_http_and_goes_on_where_a_killed_one_left_off
         wait_for(lambda: "the HTTP API is at http://127.0.0.1:" in (tmp_path / "serve.log").read_text(), "an API")
         ended = words(tmp_path, "a", str(tmp_path / "state" / "all-jobs.pass"), "sh", "-c", "exit 0")
         assert ended.returncode == 0
-        assert "waves  running" in ask(tmp_path, "status").stdout.replace("not heard", "running")
+        wait_for(lambda: "waves  ended" in ask(tmp_path, "status").stdout, "the end of the job")
         wait_for(lambda: "waves" in ask(tmp_path, "status", "--format", "json").stdout, "a job in the store")
         first.kill()
         first.wait(30)

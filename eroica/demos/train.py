@@ -434,6 +434,7 @@ def main() -> None:
     parser.add_argument("--delay-ms", type=float, default=60.0, help="what a slow fault costs per step")
     parser.add_argument("--effect", type=float, metavar="SHARE", help="instead: as a share of the healthy step")
     options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
