@@ -204,7 +204,8 @@ def stable_rises(stacked: Stacked, roles: Roles, where: Localization, iteration_
                 part = 0.4 * rise
                 share = float(((over > part) | (late > part))[steps].mean())
                 felt = max(float(own_excess[m]), float(np.median(late[steps])))
-                if share >= STEADY_SHARE and felt >= FELT_SHARE * rise and rise >= BEYOND_CHANCE * _error_of(over[steps]):
+                is_felt = felt >= FELT_SHARE * rise
+                if share >= STEADY_SHARE and is_felt and rise >= BEYOND_CHANCE * _error_of(over[steps]):
                     found.append(Rise(row, activity, rise, max(float(own_excess[m]), rise), share))
     return found
 
