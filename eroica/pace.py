@@ -24,6 +24,8 @@ WINDOWS = (10, 40, 160)
 GUARDS = (0.95, 0.80, 0.67)
 """And the quantile of healthy iterations that such a median must exceed too. A median of n independent iterations does
 so by chance once in 1e5, whatever their distribution: this is what keeps two-mode jobs and L-BFGS silent."""
+FEW = 5
+"""One of so many iterations of a window is not to be usual any more where only noise tells its median from a guard."""
 LOW_GUARD = 0.05
 """The quantile that the median of the last 10 must fall below for the level to have fallen."""
 FALLEN = 1.25
@@ -158,6 +160,8 @@ class Pace:
         self.level: _Level | None = None
         self.limits: tuple[float, ...] = (EFFECT,) * len(WINDOWS)
         """How far above the level, as a share, the median of each window may lie."""
+        self._guards_ns: tuple[float, ...] = (0.0,) * len(WINDOWS)
+        """Of the windows whose limit is a quantile of what was healthy."""
         self._block: list[int] = []
         self._is_first = True
         self._healthy: deque[_Level] = deque(maxlen=9)
@@ -222,9 +226,12 @@ class Pace:
         self._set_limits(self.level)
 
     def _set_limits(self, level: _Level) -> None:
-        self.limits = tuple(self._limit(i, level) for i in range(len(WINDOWS)))
+        both = [self._limit(i, level) for i in range(len(WINDOWS))]
+        self.limits = tuple(max(limit, guard_ns / level.median_ns - 1) for limit, guard_ns in both)
+        self._guards_ns = tuple(g if g / level.median_ns - 1 > limit else 0.0 for limit, g in both)
 
-    def _limit(self, window: int, level: _Level) -> float:
+    def _limit(self, window: int, level: _Level) -> tuple[float, float]:
+        """What noise makes of a median, as a share of the level, and the guard."""
         sigma, likeness, guard_ns = level.sigma, level.likeness, float(level.guards_ns[window])
         if self._healthy:  # The best block may be a quiet one by chance.
             sigma = max(sigma, median(h.sigma for h in self._healthy))
@@ -235,7 +242,7 @@ class Pace:
         near, far = (wander_ns / level.median_ns for wander_ns in self._wanders_ns[window])
         alone = 1.2533 * sigma * sqrt(likeness / (10 if window == 0 else 40))
         error = max(error, near, min(far, FARTHEST) if far > DISTINCT * alone else 0.0) * (1 + GROWING[0] / level.num)
-        return max(EFFECT + MARGIN * error, STANDARD_ERRORS * error, guard_ns / level.median_ns - 1)
+        return max(EFFECT + MARGIN * error, STANDARD_ERRORS * error), guard_ns
 
     def _wander(self, window: int, last: int | None = None) -> tuple[float, float]:
         """Standard deviations in ns of a median over a window, near and far, as they were seen; 0 while too few were.
@@ -262,9 +269,18 @@ class Pace:
         for i, window in enumerate(self.windows):
             if window.full:
                 now = window.median()
-                if now > self.level.median_ns * (1 + self.limits[i]):
+                if now > self.level.median_ns * (1 + self.limits[i]) and not self._is_chance(i, now):
                     return i, now
         return None
+
+    def _is_chance(self, window: int, now_ns: float) -> bool:
+        """Of iterations of two lengths in about equal parts, median and guard may both be the longer one, and noise
+        decides. Not where the shorter one is hardly seen any more, which ten iterations cannot tell."""
+        assert self.level is not None
+        if now_ns > self._guards_ns[window] * (1 + EFFECT):
+            return False
+        rolling = self.windows[window]
+        return window == 0 or rolling.ranked[rolling.size // FEW] <= self.level.median_ns * (1 + EFFECT)
 
     def recovered(self) -> float | None:
         """The median, if the slowdown is over: less than half of what a trigger needs, on the next longer window.

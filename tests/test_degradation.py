@@ -278,6 +278,13 @@ def test_two_modes_that_mix_at_random_are_silent(share: float) -> None:
         assert not judged(0.1 * (3.0 if rng.random() < share else 1.0) * exp(rng.gauss(0.0, 0.02)) for _ in range(2000))
 
 
+def test_of_two_even_lengths_in_equal_parts_the_longer_one_is_no_slowdown() -> None:
+    """Medians and quantiles are one or the other by chance, and then differ by next to nothing."""
+    for seed in range(60):
+        rng = random.Random(seed)
+        assert not judged(rng.choice((0.2, 0.3)) * exp(rng.gauss(0.0, 0.003)) for _ in range(900)), seed
+
+
 def test_phases_that_alternate_are_silent() -> None:
     """T08: 20 s and 60 s."""
     assert not judged(noisy(28, 0.02, lambda i: 3.0 if i % 2 else 1.0, 2000))
