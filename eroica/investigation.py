@@ -406,10 +406,11 @@ def judge(
 
 
 def _is_of_the_host(finding: Finding, stacked: Stacked) -> bool:
-    """Cores that were slower, or that changing ranks of a job on hosts alone had to wait for: others who use the
-    machine do that for some seconds, too."""
-    by_turns = finding.scope == "rotating" and finding.cause == "cpu_contention" and is_host_only(stacked)
-    return by_turns or is_of_slow_cores(finding)
+    """Cores that were slower, or that changing ranks of a job on hosts alone, or a host's in single steps, had to wait
+    for: others who use the machine do that for some seconds, too."""
+    is_now_and_then = finding.scope == "rotating" or (finding.scope == "host" and finding.steps != "stable")
+    is_of_others = is_now_and_then and finding.cause == "cpu_contention" and is_host_only(stacked)
+    return is_of_others or is_of_slow_cores(finding)
 
 
 def _was_slight(context: Context) -> bool:

@@ -181,6 +181,36 @@ def by_turns() -> list[Summary]:
     return h.job(ranks, 40)
 
 
+@pytest.mark.parametrize("is_seldom", [True, False])
+def test_a_host_on_whose_cores_ranks_meet_is_looked_at_again_where_single_steps_show_it(is_seldom: bool) -> None:
+    late = {step: (1, 0.8, float("nan")) for step in range(40) if step % 3 == 0 or not is_seldom}
+    mean_s = 0.8 * len(late) / 40
+    ranks = [
+        h.Rank(
+            own=[0.9 + 0.8 * (step in late) * (rank == 0) for step in range(40)],
+            length=[1.0 + 0.8 * (step in late) for step in range(40)],
+            samples=[h.Sample(0.05, work_before=0.9, channel=h.everyone(4))],
+            functions={OPERATOR: 0.5, PYTHON: 0.4 + mean_s * (rank == 0)},
+            mu={PYTHON: 0.3 if rank == 0 else 0.95},
+            mu_source=MU_SOURCES.index("cpu_granted"),
+            tops=late if rank == 0 else {},
+            has_device=False,
+            host="a",
+        )
+        for rank in range(4)
+    ]
+    window = Window(number=1, trigger="baseline", cause=None, rank=0, asked_ns=0, start=0, num_steps=40)
+    window.summaries = dict(enumerate(h.job(ranks, 40)))
+    window.counters = {
+        "a": tuple(Counted(kind="rank", name=str(k), rank=k, values={}, labels={"cpus": "0-1"}) for k in range(4))
+    }
+    made = judge(window, None, job="j", created="")
+    assert [(f.scope, f.cause, f.steps == "stable") for f in made.diagnosis.findings] == [
+        ("host", "cpu_contention", not is_seldom)
+    ]
+    assert made.may_pass is is_seldom
+
+
 AS_BEFORE = h.job([h.Rank(own=0.6, length=0.85, has_device=False, host="a")] * 8)
 """What kept ranks from their cores has gone."""
 
