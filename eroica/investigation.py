@@ -399,18 +399,20 @@ def judge(
         is_vague = _is_vague(diagnosis, context)
     is_nothing = is_nothing or (is_host_only(stacked) and is_vague)
     findings = diagnosis.findings
-    may_pass = bool(findings) and all(_is_of_the_host(finding, stacked) for finding in findings)
+    is_first = window.trigger == "baseline"
+    may_pass = bool(findings) and all(_is_of_the_host(finding, stacked, is_first) for finding in findings)
     may_pass = may_pass or any(map(is_of_our_making, findings))
     is_partial = bool(window.problems) and {finding.cause for finding in findings} == {"unknown"}
     return Judged(diagnosis, detail, stacked, context.wires, not is_nothing, context.onset, may_pass, is_partial)
 
 
-def _is_of_the_host(finding: Finding, stacked: Stacked) -> bool:
+def _is_of_the_host(finding: Finding, stacked: Stacked, is_first: bool) -> bool:
     """Cores that were slower, or that changing ranks of a job on hosts alone, or a host's in single steps, had to wait
-    for: others who use the machine do that for some seconds, too."""
+    for: others who use the machine do that for some seconds, too. In the first window, which nobody asked for, the wait
+    for a core may pass for work, where neither holds much of it."""
     is_now_and_then = finding.scope == "rotating" or (finding.scope == "host" and finding.steps != "stable")
-    is_of_others = is_now_and_then and finding.cause == "cpu_contention" and is_host_only(stacked)
-    return is_of_others or is_of_slow_cores(finding)
+    is_a_wait = finding.cause == "cpu_contention" or (is_first and finding.cause in _BY_SIZE)
+    return (is_now_and_then and is_a_wait and is_host_only(stacked)) or is_of_slow_cores(finding)
 
 
 def _was_slight(context: Context) -> bool:

@@ -160,7 +160,7 @@ def test_slower_cores_are_told_when_a_second_window_shows_them_too() -> None:
     assert (verdict.cause, verdict.scope, verdict.hosts, verdict.ranks) == ("cpu_contention", "host", ("b",), "6-7")
 
 
-def by_turns() -> list[Summary]:
+def by_turns(granted: float = 0.3) -> list[Summary]:
     """A job on two hosts whose ranks wait for a core in turns, in most steps one of them."""
     ranks = []
     for rank in range(8):
@@ -171,7 +171,7 @@ def by_turns() -> list[Summary]:
                 length=[1.0 + 0.8 * (step % 10 < 8) for step in range(40)],
                 samples=[h.Sample(0.05, work_before=0.9, channel=h.everyone(8))],
                 functions={OPERATOR: 0.5, PYTHON: 0.48},
-                mu={PYTHON: 0.3},
+                mu={PYTHON: granted},
                 mu_source=MU_SOURCES.index("cpu_granted"),
                 tops=late,
                 has_device=False,
@@ -179,6 +179,15 @@ def by_turns() -> list[Summary]:
             )
         )
     return h.job(ranks, 40)
+
+
+@pytest.mark.parametrize("trigger", ["baseline", "manual"])
+def test_a_first_window_in_which_python_moves_over_the_ranks_is_taken_again(trigger: str) -> None:
+    window = Window(number=1, trigger=trigger, cause=None, rank=0, asked_ns=0, start=0, num_steps=40)
+    window.summaries = dict(enumerate(by_turns(granted=0.95)))
+    made = judge(window, None, job="j", created="")
+    assert [(f.scope, f.cause) for f in made.diagnosis.findings] == [("rotating", "host_python")]
+    assert made.may_pass is (trigger == "baseline")
 
 
 @pytest.mark.parametrize("is_seldom", [True, False])
