@@ -455,9 +455,12 @@ def _left_by_capture(stacked: Stacked, context: Context, drafts: Sequence[Draft]
         return None
     if len(stacked) < stacked.world_size:
         return None  # what the others wait for may be one of those that sent nothing
-    priced = sum(d.impact.seconds_per_iteration or 0.0 for d in drafts)
-    if priced >= 0.5 * (noticed.observed_s - noticed.usual_s):
+    gap_s = noticed.observed_s - noticed.usual_s
+    if sum(d.impact.seconds_per_iteration or 0.0 for d in drafts) >= 0.5 * gap_s:
         return None
+    first = context.baseline if context.baseline is not None and len(context.baseline) else None
+    if first is not None and iteration_s - iteration_of(first) < 0.5 * gap_s:
+        return None  # that window was before it, and recorded as this one is
     return capture_draft(stacked, noticed, steps, onset, iteration_s)
 
 

@@ -60,6 +60,14 @@ def test_a_slowdown_that_begins_with_the_end_of_our_capture_is_ours() -> None:
     assert any("since step 60" in item.text and "50-59" in item.text for item in made.evidence.values())
 
 
+@pytest.mark.parametrize(("before_s", "is_ours"), [(0.085, True), (0.1, False)])
+def test_it_is_not_where_the_healthy_window_was_as_slow(before_s: float, is_ours: bool) -> None:
+    told = context(lambda step: 1.15 if step >= 60 else 1.0, range(50, 60), 115)
+    first = stack(h.job([h.Rank(own=before_s - 0.01, length=before_s, samples=[h.Sample(0.01, before_s - 0.01)])] * 4))
+    made = diagnose(job(), replace(told, baseline=first))
+    assert ("profiler_overhead" in {finding.cause for finding in made.findings}) is is_ours
+
+
 def test_a_slowdown_some_steps_after_our_capture_is_not_ours() -> None:
     told = context(lambda step: 1.15 if step >= 66 else 1.0, range(50, 60), 115)
     assert told.earlier_capture is None
