@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from eroica.commands import Frames, State, parse_answer
 from eroica.critical_path import iterations_of
 from eroica.offline import diagnose_paths
 from eroica.pattern import summarize
-from eroica.probe.frames import SOON_S, Sampler, _tids, _Turns
+from eroica.probe.frames import MOST_DEPTH, SOON_S, Sampler, _stacks, _tids, _Turns, _undisturbed
 from eroica.ring import Flight, read_flight
 from eroica.trace import read_trace
 from tests.test_probe import ROOT, _environ
@@ -424,5 +425,94 @@ def test_a_thread_that_has_ended_since_the_list_was_made_is_asked_nothing() -> N
     brief.join()
     sampler = Sampler(threading.get_ident(), True, 5.0, lambda: None)
     assert brief.ident is not None
-    assert sampler._met(brief.ident, sys._getframe()) is None and not sampler.seen()
+    assert sampler._met(brief.ident, (sys._getframe().f_code,)) is None and not sampler.seen()
     assert _tids()[threading.get_ident()] == threading.get_native_id()
+
+
+COLLECTING = """
+import gc, sys, threading, time
+from eroica.probe import frames
+
+frames.MOST_SAMPLES = 10**9
+gc.set_threshold(3)
+gc.callbacks.append(lambda phase, info: sum(range(200)))
+sys.setswitchinterval(1e-5)
+is_over = threading.Event()
+
+def brief():
+    pass
+
+def come_and_go():
+    while not is_over.is_set():
+        thread = threading.Thread(target=brief)
+        thread.start()
+        thread.join()
+
+for _ in range(5):
+    threading.Thread(target=come_and_go, daemon=True).start()
+sampler = frames.Sampler(threading.get_ident(), True, 60.0, is_over.set)
+ends = time.monotonic() + 2
+while time.monotonic() < ends:
+    sampler._look()
+is_over.set()
+assert gc.isenabled()
+"""
+
+
+def test_collections_of_garbage_in_the_midst_of_a_look_stop_and_end_nothing() -> None:
+    """python/cpython#106883: without care two of three such runs hang or end by a signal, before Python 3.11.9."""
+    ended = subprocess.run([sys.executable, "-c", COLLECTING], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_a_look_leaves_collections_as_they_were_also_if_it_fails(is_on: bool) -> None:
+    was_on = gc.isenabled()
+    try:
+        (gc.enable if is_on else gc.disable)()
+        assert _undisturbed(map(abs, (-1, 2))) == [1, 2] and gc.isenabled() is is_on
+        with pytest.raises(ValueError):
+            _undisturbed(map(int, ("no number",)))
+        assert gc.isenabled() is is_on
+    finally:
+        (gc.enable if was_on else gc.disable)()
+
+
+def test_stacks_of_other_threads_are_whole_up_to_their_depth() -> None:
+    is_over = threading.Event()
+
+    def down(depth: int) -> None:
+        if depth:
+            down(depth - 1)
+        else:
+            is_there.release()
+            is_over.wait(60)
+
+    is_there = threading.Semaphore(0)
+    depths = [0, 3, 40, 400]
+    threads = [threading.Thread(target=down, args=(depth,)) for depth in depths]
+    for thread in threads:
+        thread.start()
+        is_there.acquire()
+    stacks = _stacks()
+    is_over.set()
+    for thread, depth in zip(threads, depths, strict=True):
+        assert thread.ident is not None
+        stack = stacks[thread.ident]
+        inner = [code.co_name for code in stack].index("down")  # below it, the wait
+        assert [code is down.__code__ for code in stack[inner:]].count(True) == min(depth + 1, MOST_DEPTH - inner)
+        assert (stack[-1].co_name == "_bootstrap") is (depth < 100)
+        thread.join()
+    assert threading.get_ident() not in stacks
+
+
+def test_a_look_leaves_nothing_for_a_garbage_collector() -> None:
+    gc.collect()
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        for _ in range(20):
+            _stacks()
+        assert gc.collect() == 0
+    finally:
+        (gc.enable if was_on else gc.disable)()

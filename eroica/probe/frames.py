@@ -11,18 +11,23 @@ one counts only while its CPU clock moves: one that waits for its queue all the 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import chain, tee
-from operator import call
+from functools import partial
+from itertools import chain, islice, repeat, tee
+from operator import attrgetter, call, getitem, truth
 from types import CodeType, FrameType
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 PERIOD_S = 0.005
-"""A fault of 10 ms per step is seen in every step; a look takes some 20 us, so the cost is below 1 %."""
+"""A fault of 10 ms per step is seen in every step; a look takes some 20 to 60 us, so the cost is about 1 %."""
 UNEVEN, GOLDEN = 0.6, 0.6180339887
 """Looks come up to so much of a period early or late, by turns that never repeat: at even distances they would meet a
 loop of a few milliseconds in one place over and over."""
@@ -40,6 +45,8 @@ MOST_STACKS = 20_000
 """Different stacks that are kept, some 10 MB."""
 MOST_DEPTH = 128
 """Innermost frames that are kept of a stack."""
+MOST_FRAMES = 4_000
+"""Of all threads together that one look goes through: the deepest recursion holds the others up for 0.3 ms."""
 _OF_A_THREAD = 6
 """In the number of a clock, below that of the thread: what it has run (Linux: CPUCLOCK_PERTHREAD | CPUCLOCK_SCHED)."""
 _BEGIN = threading.Thread._bootstrap.__code__  # type: ignore[attr-defined]
@@ -149,40 +156,36 @@ class Sampler:
         if self._num_samples >= MOST_SAMPLES or len(self._stacks) >= MOST_STACKS:
             return
         now = time.time_ns()
-        own = threading.get_ident()
         self._num_alone += 1
-        # A reference to a frame keeps its locals alive: none may outlive this function, and none is held for long.
-        for ident, frame in sys._current_frames().items():
-            if ident == own:
-                continue
+        for ident, codes in _stacks().items():
             seen = self._samples.get(ident)
             if seen is None:
-                seen = self._met(ident, frame)
+                seen = self._met(ident, codes)
             if seen is None:
                 continue
             try:
                 is_at_work = self._is_at_work(ident, now)
             except OSError:  # its clock has gone with it, and this is another one
                 self._ended.append((self._tids[ident], seen))
-                seen, is_at_work = self._met(ident, frame), False
+                seen, is_at_work = self._met(ident, codes), False
             if is_at_work and ident in self._clocks:
                 self._num_alone = 0
             if seen is not None:
-                seen.append((now, self._number(frame) if is_at_work else -1))
+                seen.append((now, self._number(codes) if is_at_work else -1))
                 self._num_samples += 1
 
-    def _number(self, frame: FrameType) -> int:
-        return self._stacks.setdefault(_codes(frame), len(self._stacks))
+    def _number(self, codes: tuple[CodeType, ...]) -> int:
+        return self._stacks.setdefault(codes, len(self._stacks))
 
     def _outer_of(self, ident: int) -> tuple[CodeType, ...] | None:
         return None if ident in self._clocks else self._outer if ident == self._training else ()
 
-    def _met(self, ident: int, frame: FrameType) -> list[tuple[int, int]] | None:
+    def _met(self, ident: int, codes: tuple[CodeType, ...]) -> list[tuple[int, int]] | None:
         """What will be seen of a thread that is new; None if it has ended or is just about to begin."""
         for found in (self._samples, self._clocks, self._tids):
             found.pop(ident, None)
         known = {thread.ident: thread for thread in threading.enumerate()}
-        if ident not in known and _codes(frame)[-1] is _BEGIN:
+        if ident not in known and codes[-1] is _BEGIN:
             return None
         tid = _tid(ident, known.get(ident))
         if tid is None:
@@ -235,8 +238,66 @@ def _tids() -> dict[int, int]:
     one call that does not come back to Python in between, and the interpreter is not given up in the midst of it.
     """
     idents, same = tee(chain.from_iterable(map(call, (sys._current_frames,))))
-    clocks = dict(zip(idents, map(time.pthread_getcpuclockid, same), strict=False))
-    return {ident: ~(clock >> 3) for ident, clock in clocks.items()}
+    clocks = _undisturbed(zip(idents, map(time.pthread_getcpuclockid, same), strict=False))
+    return {ident: ~(clock >> 3) for ident, clock in clocks}
+
+
+def _undisturbed(items: Iterable[T]) -> list[T]:
+    """`list(items)`, between which no garbage is collected; `items` must be made in C.
+
+    Before Python 3.12 any new object may begin a collection, and with it Python code: callbacks, finalizers. If another
+    thread then gets the interpreter, what was just listed may be gone. And `sys._current_frames` makes objects while it
+    holds the lock of the list of threads: a thread that begins or ends meanwhile waits for that lock, with the
+    interpreter, for ever (python/cpython#106883, mended in 3.11.9). So collections are switched off and on again, as
+    they were, in the same call: what somebody else wishes of them is not lost.
+    """
+    if sys.version_info >= (3, 12):
+        return list(items)
+    was_on = gc.isenabled()
+    try:
+        wish, same = tee(map(getitem, repeat((int, gc.enable)), map(call, (gc.isenabled,))))
+        made: list[Any] = list(chain(wish, map(call, (gc.disable,)), items, map(call, same)))
+        return made[2:-1]
+    except BaseException:
+        if was_on:
+            gc.enable()
+        raise
+
+
+def _stacks() -> dict[int, tuple[CodeType, ...]]:
+    """Functions on the stack of each other thread that runs Python, innermost first, by ident.
+
+    All of it is asked in one call that does not come back to Python (`_undisturbed`), and no frame is kept beyond it.
+    Else other threads go on meanwhile, and where one leaves a function whose frame we hold, Python 3.11 makes a frame
+    of the function before, may collect garbage in that, and its stack is not to be walked then: what was a frame may be
+    anything. A frame that is kept would keep its locals alive besides.
+    """
+    now: dict[int, FrameType] = {}
+    idents: list[int] = []
+    frames: list[FrameType] = []
+    codes: list[CodeType] = []
+    goes_on: list[bool] = []
+    # The list grows by what is made of it: each frame that another one returns to is put behind all that are there.
+    first, again = (map(getattr, frames, repeat("f_back"), repeat(None)) for _ in range(2))
+    steps: tuple[Callable[[], object], ...] = (
+        partial(deque, map(now.update, map(call, (sys._current_frames,))), 0),
+        partial(deque, map(now.pop, (threading.get_ident(),)), 0),  # our own would hold what holds it
+        partial(idents.extend, now),
+        partial(frames.extend, now.values()),
+        partial(frames.extend, islice(filter(None, first), MOST_FRAMES)),
+        partial(codes.extend, map(attrgetter("f_code"), frames)),
+        partial(goes_on.extend, map(truth, again)),
+        frames.clear,
+        now.clear,
+    )
+    _undisturbed(map(call, steps))
+    found: list[list[CodeType]] = [[] for _ in idents]
+    whose = found[:]
+    for stack, code, is_left in zip(whose, codes, goes_on, strict=False):  # `whose` grows meanwhile
+        stack.append(code)
+        if is_left:
+            whose.append(stack)
+    return {ident: tuple(stack[:MOST_DEPTH]) for ident, stack in zip(idents, found, strict=True)}
 
 
 def _codes(frame: FrameType | None) -> tuple[CodeType, ...]:
