@@ -275,12 +275,12 @@ class Pace:
 
     def _is_chance(self, window: int, now_ns: float) -> bool:
         """Of iterations of two lengths in about equal parts, median and guard may both be the longer one, and noise
-        decides. Not where the shorter one is hardly seen any more, which ten iterations cannot tell."""
+        decides. Not where the shorter one is hardly seen any more, and of ten iterations in none."""
         assert self.level is not None
         if now_ns > self._guards_ns[window] * (1 + EFFECT):
             return False
         rolling = self.windows[window]
-        return window == 0 or rolling.ranked[rolling.size // FEW] <= self.level.median_ns * (1 + EFFECT)
+        return rolling.ranked[rolling.size // FEW if window else 0] <= self.level.median_ns * (1 + EFFECT)
 
     def recovered(self) -> float | None:
         """The median, if the slowdown is over: less than half of what a trigger needs, on the next longer window.
