@@ -148,6 +148,8 @@ class HostAgent:
         self._scan_s = -SCAN_S
         self._over_s: dict[Path, float] = {}
         """Jobs that are over and not left yet -> since when."""
+        self._leaving: set[Path] = set()
+        """Those of which the coordinator was told that."""
         self._is_first = True
 
     @property
@@ -188,18 +190,24 @@ class HostAgent:
                 if job:
                     self._take_on(folder, job)
         for folder, (agent, link) in list(self._agents.items()):
-            if agent.is_busy or agent.has_living or has_living(folder):
+            if folder not in self._leaving and (agent.is_busy or agent.has_living or has_living(folder)):
                 self._over_s.pop(folder, None)
                 continue
             # Not within the round in which it is seen: what has just been told may be asked after.
             over_s = now_s - self._over_s.setdefault(folder, now_s)
-            if over_s > 0 and (link.is_told or over_s >= TO_HEAR_S):
+            if over_s <= 0 or not (link.is_told or over_s >= TO_HEAR_S):
+                continue
+            if folder not in self._leaving:
+                self._leaving.add(folder)  # if it comes to life again, it is taken on anew
+                link.publish(bus.Leaving(host=self._host))
+            else:
                 lost = "" if link.is_told else "; the coordinator is not heard, and what it has not taken is lost"
                 self._say(f"job {link.job} is over here{lost}")
                 link.leave()
                 agent.close()
                 forget_captures(folder)
                 del self._agents[folder], self._over_s[folder]
+                self._leaving.remove(folder)
 
     def _take_on(self, folder: Path, job: str) -> None:
         link = AgentLink(self._carrier, job=job, host=self._host, clock=time.monotonic_ns, say=self._say)

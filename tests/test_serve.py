@@ -356,6 +356,7 @@ def test_a_rank_that_dies_while_the_coordinator_is_away_is_told_of_when_it_is_ba
         network.is_cut = False
         rounds(lambda: bool(told), "an incident")
         rounds(lambda: "job waves is over here" in said, "an end")
+        assert coordinators.snapshot("waves").has_ended
     assert [one.diagnosis.kind for one in told] == ["crash"]
 
 
