@@ -340,8 +340,7 @@ def _sentence(job: Job) -> str:
     if not job.is_live:
         return f"{job.name} is over, last seen {_time(job.last_seen or '')}; {_num(job.num_incidents, 'incident')}"
     if job.has_ended:
-        of = f"{_num(len(job.hosts), 'host')}, {job.num_iterations:,} iterations"
-        return f"{job.name} has ended on {of}; {_num(job.num_incidents, 'incident')}"
+        return f"{job.name} has ended on {_num(len(job.hosts), 'host')}; {_num(job.num_incidents, 'incident')}"
     pace = f"{_milliseconds(job.iteration_s)} per iteration" if job.iteration_s else "no pace yet"
     of = f" of {job.world_size}" if job.world_size else ""
     return (
@@ -360,7 +359,7 @@ def _of_job(job: Job) -> list[str]:
         state = "not heard"
     ranks = f"{job.num_alive}/{job.world_size or '?'}" if job.is_live else ""
     hosts = str(len(job.hosts)) if job.is_live else ""
-    count = f"{job.num_iterations:,}" if job.is_live else ""
+    count = f"{job.num_iterations:,}" if job.is_live and not job.has_ended else ""
     return [job.name, state, ranks, hosts, _milliseconds(job.iteration_s), count, str(job.num_incidents)]
 
 

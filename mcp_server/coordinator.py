@@ -218,7 +218,7 @@ def _standing(job: Job) -> list[str]:
     if not job.is_live:
         return [f"over; last heard of {job.last_seen or 'at an unknown time'}"]
     if job.has_ended:
-        return [f"ended, after {job.num_iterations} iterations"]
+        return ["ended on all of its hosts"]
     away = [host for host, is_heard in job.hosts.items() if not is_heard]
     lines = [
         f"{job.window or 'running'}: {job.num_alive} of {job.world_size or 'an unknown number of'} ranks on "
