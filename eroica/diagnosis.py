@@ -49,7 +49,7 @@ from eroica.findings import (
     Window,
 )
 from eroica.held import beside, held_drafts
-from eroica.impact import Pricer, iteration_of
+from eroica.impact import Pricer, iteration_of, longer_s
 from eroica.job import format_missing, format_ranks
 from eroica.levels import common_excess, does_other_work, heavy_roles, idle_excesses, input_bound
 from eroica.localization import (
@@ -419,8 +419,7 @@ def _drafts(
     left = _left_by_capture(stacked, context, drafts, iteration_s)
     if left is not None:
         drafts.append(left)
-    elif context.baseline is not None and len(context.baseline):
-        gap = iteration_s - iteration_of(context.baseline)
+    elif context.baseline is not None and (gap := longer_s(context.baseline, iteration_s)) is not None:
         priced = sum(d.impact.seconds_per_iteration or 0.0 for d in drafts)
         if gap > 0 and priced < 0.5 * gap:
             changed = changes(context.baseline_environment, context.environment)
@@ -458,9 +457,9 @@ def _left_by_capture(stacked: Stacked, context: Context, drafts: Sequence[Draft]
     gap_s = noticed.observed_s - noticed.usual_s
     if sum(d.impact.seconds_per_iteration or 0.0 for d in drafts) >= 0.5 * gap_s:
         return None
-    first = context.baseline if context.baseline is not None and len(context.baseline) else None
-    if first is not None and iteration_s - iteration_of(first) < 0.5 * gap_s:
-        return None  # that window was before it, and recorded as this one is
+    since_s = longer_s(context.baseline, iteration_s)
+    if since_s is not None and since_s < 0.5 * gap_s:
+        return None  # the healthy window was before it, and recorded as this one is
     return capture_draft(stacked, noticed, steps, onset, iteration_s)
 
 

@@ -30,6 +30,11 @@ def iteration_of(stacked: Stacked) -> float:
     return float(np.median(told)) if len(told) else 0.0
 
 
+def longer_s(before: Stacked | None, iteration_s: float) -> float | None:
+    """Seconds by which an iteration is longer than in an earlier window, below 0 if shorter; None without that one."""
+    return iteration_s - iteration_of(before) if before is not None and len(before) else None
+
+
 class Pricer:
     """Impact of taking the excess of some ranks away: replay where it models the job, else the ledger."""
 

@@ -18,7 +18,7 @@ from eroica.context import Context
 from eroica.critical_path import Activity
 from eroica.draft import Draft, device_of
 from eroica.findings import Evidence, Impact
-from eroica.impact import iteration_of
+from eroica.impact import longer_s
 from eroica.network import SlowTransfer
 from eroica.pattern import Stacked
 from eroica.settings import OF_THE_NETWORK, explaining, ranks_apart
@@ -53,9 +53,11 @@ def network_draft(
     if len(rest):
         # Part of a slow transfer may hide behind slack; what it costs is what the other ranks wait for these.
         seconds = min(seconds, max(float(np.median(waits[rest]) - np.median(waits[slowed])), 0.0))
-    longer_s = _longer_s(context, iteration_s) if slow.reference == "baseline" else None
-    if longer_s is not None:
-        seconds = min(seconds, longer_s)
+    if slow.reference == "baseline" and context is not None:
+        # What transfers take longer may fill time in which ranks waited for each other before.
+        since_s = longer_s(context.baseline, iteration_s)
+        if since_s is not None and since_s > 0:
+            seconds = min(seconds, since_s)
     draft = Draft(
         _ledgers_cause(slow),
         slow.scope,
@@ -84,17 +86,6 @@ def network_draft(
     if slow.undecided:
         draft = replace(draft, evidence=(*draft.evidence, Evidence(slow.undecided, "ledger", {})))
     return draft
-
-
-def _longer_s(context: Context | None, iteration_s: float) -> float | None:
-    """By how much the iteration is longer than in the healthy window; None if it is not, or is not known.
-
-    What transfers take longer than then may fill time in which ranks waited for each other before.
-    """
-    if context is None or context.baseline is None or not len(context.baseline):
-        return None
-    longer_s = iteration_s - iteration_of(context.baseline)
-    return longer_s if longer_s > 0 else None
 
 
 def _by_setting_of_the_network(stacked: Stacked, draft: Draft, slow: SlowTransfer, context: Context) -> Draft | None:
