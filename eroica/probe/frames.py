@@ -253,15 +253,15 @@ def _undisturbed(items: Iterable[T]) -> list[T]:
     """
     if sys.version_info >= (3, 12):
         return list(items)
-    was_on = gc.isenabled()
+    was_on, is_through = gc.isenabled(), False
     try:
         wish, same = tee(map(getitem, repeat((int, gc.enable)), map(call, (gc.isenabled,))))
         made: list[Any] = list(chain(wish, map(call, (gc.disable,)), items, map(call, same)))
-        return made[2:-1]
-    except BaseException:
-        if was_on:
+        is_through = True
+    finally:
+        if was_on and not is_through:
             gc.enable()
-        raise
+    return made[2:-1]
 
 
 def _stacks() -> dict[int, tuple[CodeType, ...]]:
