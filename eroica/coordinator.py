@@ -212,10 +212,7 @@ class Coordinator:
         once. False if that cannot be."""
         if self.is_resting or self._wanted is not None or seen.frames is not Frames.SAMPLED:
             return False
-        self._wanted = self._new_window(seen.trigger, seen.cause, seen.rank, now_ns)
-        self._wanted.frames = Frames.SIZED
-        self._wanted.asked = seen.asked
-        self._wanted.is_second_look = seen.is_second_look
+        self._wanted = replace(self._same_again(seen, now_ns), frames=Frames.SIZED)
         self._rest_until_ns = now_ns
         return True
 
@@ -662,11 +659,9 @@ class Coordinator:
             # Another phase of the job lay in the window: a longer one meets the phase that was slow.
             longer = min(2 * window.num_iterations, self.policy.most)
             self._rest_until_ns = now_ns
-            self._wanted = self._wanted or replace(
-                self._new_window(window.trigger, window.cause, window.rank, now_ns),
-                num_iterations=longer,
-                num_misses=window.num_misses + 1,
-            )
+            if self._wanted is None:
+                again = self._same_again(window, now_ns)
+                self._wanted = replace(again, num_iterations=longer, num_misses=window.num_misses + 1)
             self._begin(now_ns)
             return
         # A window that no rank has captured has cost none of them anything: nobody need rest from it.
@@ -676,9 +671,17 @@ class Coordinator:
         if not is_told and self._may_pass(window) and self._wanted is None:
             wait_s = self.policy.again_s * 2**window.num_failures
             self._rest_until_ns = now_ns + round(wait_s * 1e9)
-            again = self._new_window(window.trigger, window.cause, window.rank, now_ns)
-            self._wanted = replace(again, num_failures=window.num_failures + 1)
+            self._wanted = replace(self._same_again(window, now_ns), num_failures=window.num_failures + 1)
         self._begin(now_ns)
+
+    def _same_again(self, window: Window, now_ns: int) -> Window:
+        """Another window for the same reason, which tells as much of operators."""
+        return replace(
+            self._new_window(window.trigger, window.cause, window.rank, now_ns),
+            frames=window.frames,
+            asked=window.asked,
+            is_second_look=window.is_second_look,
+        )
 
     def _may_pass(self, window: Window) -> bool:
         """Nothing was told, for want of captures and for reasons that may be over in a moment: no rank had any, or some

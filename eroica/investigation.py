@@ -209,7 +209,7 @@ class Investigation:
         self._link.publish(bus.Closed(window=window.number, diagnosis=number))
         self._closed(window, number)
         if is_sized and (not judged.is_news or judged.diagnosis.kind in ("healthy", "no_data")):
-            self._say_held()
+            pass  # what is held is told by the next round, unless sizes are asked for once more
         elif judged.is_news:
             self._held = None
             if self._asks_for_sizes(window, judged):
@@ -257,7 +257,6 @@ class Investigation:
 
     def _say_nothing_came(self, window: Window) -> None:
         """No rank captured, and their records explain nothing by themselves."""
-        self._say_held()
         standings = self.coordinator.standings
         if not self.coordinator.is_resting and any(r in standings and standings[r].is_alive for r in window.ranks):
             self._say_once(f"a capture gave nothing: {missing_note(window)}")

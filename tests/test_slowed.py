@@ -9,6 +9,7 @@ import pytest
 
 from eroica import bus
 from eroica.background import History, Lap, Span
+from eroica.commands import Frames, State
 from eroica.context import Context
 from eroica.critical_path import Activity
 from eroica.degradation import Change, Trigger
@@ -23,7 +24,7 @@ from eroica.utilisation import MU_SOURCES
 from eroica.windows import Window
 from tests import handmade as h
 from tests.buses import in_one_process
-from tests.test_investigation import Agent, rounds_until, watching
+from tests.test_investigation import Agent, go_on, rounds_until, watching
 
 OPERATOR = Function(Activity.OPERATOR, "aten::addmm", "train.py:7", "train.py:7")
 PYTHON = Function(Activity.PYTHON, "forward", "train.py:30", "train.py:30")
@@ -249,6 +250,36 @@ def test_that_changing_ranks_wait_for_cores_is_told_when_a_second_window_shows_i
     assert [(one.diagnosis.verdict.scope, one.diagnosis.verdict.cause) for one in told] == (
         [("rotating", "cpu_contention")] if lasts else []
     )
+
+
+class Busy(Agent):
+    """Its ranks have another profiler running the first time that sizes are asked for."""
+
+    def __init__(self, link: bus.Link, host: str, ranks: range, made: Sequence[Summary]) -> None:
+        self.asked: list[Frames] = []
+        super().__init__(link, host, ranks, made)
+
+    def _take(self, message: bus.Message) -> None:
+        if isinstance(message, bus.Prepare):
+            self.asked.append(message.frames)
+            if self.asked.count(Frames.SIZED) == 1:
+                for rank in self._ranks:
+                    self._link.publish(bus.Answered(window=message.window, rank=rank, state=State.BUSY))
+                return
+        super()._take(message)
+
+
+def test_what_may_follow_sizes_waits_for_them_where_the_window_that_was_to_tell_them_gave_nothing() -> None:
+    ends, told = in_one_process(), list[Incident]()
+    investigation = watching(ends, told, baseline=False, rest_s=0.0, again_s=0.0)
+    made = by_turns(granted=0.95)
+    agents = [Busy(ends.agents[0], "a", range(6), made), Busy(ends.agents[1], "b", range(6, 8), made)]
+    go_on(ends, investigation)
+    agents[0].notice()
+    for _ in range(4):
+        go_on(ends, investigation)
+    assert agents[0].asked == [Frames.SAMPLED, Frames.SIZED, Frames.SIZED]
+    assert [one.diagnosis.verdict.cause for one in told] == ["host_python"]
 
 
 @pytest.mark.parametrize(("lasts", "kinds"), [(True, ["slow"]), (False, ["healthy"])])
