@@ -32,6 +32,10 @@ FILLS = 0.5
 others has packets waiting for nearly all of that time (85 % seen), one of many slow ones by chance for a quarter."""
 SOME_QUEUED = 0.01
 """Share of the looks from which on packets wait before a card at all, where they wait before another one."""
+HELD = 0.1
+"""Times that a card's queue is held back, per packet, from which on packets wait before it, whether or not a look meets
+them: queues that shape, and drivers that are full, count them. A bucket that is too small counts more than one (1.9
+seen); where no card is the limit there are next to none."""
 LOST = 0.002
 """Share of segments that are sent again where packets get lost; kernels that fill a queue lose some at its end."""
 FEW_LOST = 5
@@ -68,6 +72,8 @@ class Card:
     """Packets that were thrown away before it."""
     link_changes: float = 0.0
     errors: float = 0.0
+    held: float | None = None
+    """Times that its queue was held back, per packet; None where nothing left it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +148,7 @@ def wires_of(counters: Mapping[str, Sequence[Counted]]) -> Wires | None:
                 host, rank, name, values.get("queued"), values.get("queue_drops", 0.0),
                 max(values.get("link_changes", 0.0), values.get("carrier_changes", 0.0)),
                 values.get("rx_errors", 0.0) + values.get("tx_errors", 0.0),
+                values["queue_held"] / values["queue_packets"] if values.get("queue_packets") else None,
             )
             for (host, rank, name), values in cards.items()
         ),
@@ -226,17 +233,27 @@ def _complaints(wires: Wires, host_of: Mapping[int, str], hosts: Collection[str]
             add(host, card, f"lost or found its carrier {card.link_changes:.0f} times: its link goes down", False)
         if card.errors >= 1 and card.errors >= 2 * max((o.errors for o in others), default=0.0):
             add(host, card, f"counted {card.errors:.0f} broken packets", False)
-        usual = median([o.queued or 0.0 for o in others]) if others else 0.0
+        usual, usually_held = (
+            median([getattr(o, name) or 0.0 for o in others]) if others else 0.0 for name in ("queued", "held")
+        )
+        thrown = f", and {card.drops:.0f} were thrown away" if card.drops else ""
         if card.queued is not None and card.queued >= max(QUEUED, QUEUED_APART * usual):
             text = f"has packets waiting for it {card.queued:.0%} of the time (other hosts: {usual:.0%})"
-            add(host, card, text + (f", and {card.drops:.0f} were thrown away" if card.drops else ""), True)
+            add(host, card, text + thrown, True)
+        elif card.held is not None and card.held >= max(HELD, QUEUED_APART * usually_held):
+            text = f"held its packets back {card.held:.2g} times each (other hosts: {usually_held:.2g})"
+            add(host, card, text + thrown, True)
     return found
 
 
 def _fills(wires: Wires, host_of: Mapping[int, str], host: str, edges: Mapping[tuple[str, str], _Edge]) -> bool:
-    """Packets wait before a card of this host for much of the time in which it sends."""
-    queued = [card.queued or 0.0 for card in wires.cards if _holder(card, host_of) == host]
-    return max(queued) >= FILLS * max((edge.busy for (a, _), edge in edges.items() if a == host), default=0.0)
+    """Packets wait before a card of this host for much of the time in which it sends, or are held back there."""
+    cards = [card for card in wires.cards if _holder(card, host_of) == host]
+    if any((card.held or 0.0) >= HELD for card in cards):
+        return True
+    return max(card.queued or 0.0 for card in cards) >= FILLS * max(
+        (edge.busy for (a, _), edge in edges.items() if a == host), default=0.0
+    )
 
 
 def locate(
@@ -288,8 +305,10 @@ def locate(
     if len(slow) == len(edges) and len(hosts) > 2:
         senders = {a for a, _ in edges}
         queues = [host for host in senders if any(c.sends for c in complaints.get(host, ()))]
-        waiting = [c for c in told if (c.queued or 0.0) >= SOME_QUEUED]
-        is_before_all = len(waiting) >= len(senders) and max(c.queued or 0.0 for c in waiting) >= QUEUED
+        is_held = {_holder(c, host_of) for c in wires.cards if (c.held or 0.0) >= HELD}
+        waiting = {_holder(c, host_of) for c in told if (c.queued or 0.0) >= SOME_QUEUED} | is_held
+        is_seen = senders <= is_held or max((c.queued or 0.0 for c in told), default=0.0) >= QUEUED
+        is_before_all = senders <= waiting and is_seen
         if not lossy and (len(queues) == len(senders) or is_before_all):
             text = (
                 "packets wait before the cards of all hosts alike: the transport of each is slower, and no host differs"

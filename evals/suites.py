@@ -171,7 +171,7 @@ def _end_with_the_runner() -> None:
 def command_of(case: Case, draw: Draw, out: Path) -> list[str]:
     """The command line, as a user would type it."""
     words = [sys.executable, "-m", "eroica", "run", "--out", str(out / "eroica"), "--job", case.id]
-    words += ["--keep-captures", "--", sys.executable]
+    words += ["--keep-captures", "--keep-rings", "--", sys.executable]
     if case.recipe.launch == "torchrun":
         words += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={case.recipe.ranks}"]
     words += [str(case.folder / case.recipe.program), "--out", str(out), "--seed", str(draw.seed)]

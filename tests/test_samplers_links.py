@@ -14,7 +14,7 @@ import pytest
 
 from eroica.samplers import Missing, Rank
 from eroica.samplers.evidence import counters
-from eroica.samplers.links import Links, messages, open_sampler, parse_link, parse_queue, parse_way
+from eroica.samplers.links import Links, Queue, messages, open_sampler, parse_link, parse_queue, parse_way
 from eroica.samplers.recorder import Recorder
 
 
@@ -60,9 +60,9 @@ def test_both_ends_name_an_address_the_same_whatever_the_family_of_their_socket(
 
 
 def test_what_waits_before_a_card_and_how_often_its_carrier_changed_is_told() -> None:
-    queue = attribute(3, struct.pack("=IIIII", 2, 3000, 9, 0, 0))
+    queue = attribute(1, struct.pack("=QI", 90_000, 60)) + attribute(3, struct.pack("=IIIII", 2, 3000, 9, 5, 80))
     body = struct.pack("=BBHiIII", 0, 0, 0, 4, 0, 0, 0) + attribute(1, b"tbf\0") + attribute(7, queue)
-    assert parse_queue(body) == (4, 3000, 9.0)
+    assert parse_queue(body) == (4, Queue(3000, drops=9, held=85, packets=60))
     link = struct.pack("=BBHiII", 0, 0, 0, 4, 0, 0) + attribute(3, b"eth0\0") + attribute(35, struct.pack("=I", 6))
     assert parse_link(link) == (4, "eth0", 6.0)
 

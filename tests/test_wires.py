@@ -35,6 +35,11 @@ def cards(**queued: float) -> tuple[Card, ...]:
     return tuple(Card("", 2 * k, "eth0", queued.get(host, 0.0)) for k, host in enumerate(HOSTS))
 
 
+def holding(**held: float) -> tuple[Card, ...]:
+    """The card of each host, whose queues no look met; those named were held back so many times per packet."""
+    return tuple(Card("", 2 * k, "eth0", 0.0, held=held.get(host, 0.0)) for k, host in enumerate(HOSTS))
+
+
 def placed(wires: Wires | None, before: Wires | None = None) -> Place:
     found = locate(wires, before, HOST_OF, range(6))
     assert found is not None
@@ -96,6 +101,21 @@ def test_where_all_ways_are_busy_alike_a_card_is_blamed_if_its_queue_lasts(
     assert (place.scope, place.hosts) == (scope, hosts)
 
 
+@pytest.mark.parametrize(
+    ("held", "scope", "hosts", "cause"),
+    [
+        ({"a": 1.9, "b": 1.7, "c": 1.9}, "all", (), "nic_or_host_network"),
+        ({"b": 1.9}, "host", ("b",), "nic_or_host_network"),
+        ({"a": 0.02, "c": 0.03}, "group", (), "fabric_contention"),
+    ],
+)
+def test_queues_that_no_look_met_are_told_by_how_often_they_were_held_back(
+    held: dict[str, float], scope: str, hosts: tuple[str, ...], cause: str
+) -> None:
+    place = placed(ring({"ab": 0.35, "bc": 0.35, "ca": 0.36}, cards=holding(**held)))
+    assert (place.scope, place.hosts, place.cause) == (scope, hosts, cause)
+
+
 def test_all_ways_alike_that_lose_packets_no_host_counts_are_the_fabric() -> None:
     slow = {"ab": 0.4, "bc": 0.38, "ca": 0.42}
     place = placed(ring(slow, lost=("ab", "bc", "ca"), cards=cards()))
@@ -145,7 +165,12 @@ def test_the_two_ends_of_a_connection_are_brought_together_over_hosts() -> None:
                 counted(
                     "way", "0/..", 0, {"way_mbps": 12.0, "way_busy": 0.3, "way_segments": 90.0}, here=one, there=other
                 ),
-                counted("nic", "eth0", None, {"queued": 0.25, "carrier_changes": 2.0}),
+                counted(
+                    "nic",
+                    "eth0",
+                    None,
+                    {"queued": 0.25, "carrier_changes": 2.0, "queue_held": 3.0, "queue_packets": 6.0},
+                ),
             ],
             "y": [counted("way", "1/..", 1, {"way_mbps": 0.1, "way_resent": 3.0}, here=other, there=one)],
         }
@@ -156,7 +181,7 @@ def test_the_two_ends_of_a_connection_are_brought_together_over_hosts() -> None:
         (1, 0, 0.1, 3.0),
     }
     (card,) = found.cards
-    assert (card.host, card.rank, card.queued, card.link_changes) == ("x", None, 0.25, 2.0)
+    assert (card.host, card.rank, card.queued, card.link_changes, card.held) == ("x", None, 0.25, 2.0, 0.5)
     assert found.addresses == {0: "10.0.0.1", 1: "10.0.0.2"}
 
 

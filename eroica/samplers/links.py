@@ -21,6 +21,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from eroica.samplers import Metric, Missing, Rank, Reading, Target
 
@@ -35,10 +36,13 @@ METRICS: Mapping[str, Metric] = {
     # nic
     "queued": Metric("", over="mean"),
     "queue_drops": Metric("", True),
+    "queue_held": Metric("", True),
+    "queue_packets": Metric("", True),
     "link_changes": Metric("", True),
 }
 """`way_busy`: share of the time in which something was sent and not yet acknowledged. `queued`: share of the looks at
-which packets waited for the card. `link_changes`: times the carrier came or went."""
+which packets waited for the card; `queue_held`: times that its queue was not to send yet, or could not, which no look
+misses; of so many `queue_packets`. `link_changes`: times the carrier came or went."""
 
 SOCKETS_NS = 1_000_000_000
 """Which connections are whose is looked up once in so long, or when there are new ones."""
@@ -68,15 +72,23 @@ class Way:
     values: Mapping[str, float]
 
 
+class Queue(NamedTuple):
+    """What waits before a card, and what its queue has counted since it was set up; of several queues the sums."""
+
+    waiting: int = 0
+    """Bytes or packets."""
+    drops: int = 0
+    held: int = 0
+    packets: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Card:
     """One network card."""
 
     name: str
-    queued: bool | None
-    """Packets wait for it; None = not told."""
-    drops: float
-    """Thrown away before it since it was set up."""
+    queue: Queue | None
+    """None = not told."""
     link_changes: float | None
 
 
@@ -146,18 +158,20 @@ def parse_link(body: bytes) -> tuple[int, str, float | None] | None:
     return (index, name, changes) if name else None
 
 
-def parse_queue(body: bytes) -> tuple[int, int, float] | None:
-    """Interface, bytes or packets that wait, packets thrown away, of one queueing discipline."""
+def parse_queue(body: bytes) -> tuple[int, Queue] | None:
+    """Interface and state of one queueing discipline."""
     if len(body) < 20:
         return None
     (index,) = struct.unpack_from("=i", body, 4)
     for kind, value in _attributes(body, 20, len(body)):
         if kind != 7:
             continue
-        for part, numbers in _attributes(value, 0, len(value)):
-            if part == 3 and len(numbers) >= 12:
-                length, backlog, drops = struct.unpack_from("=III", numbers, 0)
-                return index, max(length, backlog), float(drops)
+        parts = dict(_attributes(value, 0, len(value)))
+        numbers, sent = parts.get(3, b""), parts.get(1, b"")
+        if len(numbers) >= 20:
+            length, backlog, drops, requeues, overlimits = struct.unpack_from("=5I", numbers, 0)
+            packets = struct.unpack_from("=QI", sent, 0)[1] if len(sent) >= 12 else 0
+            return index, Queue(max(length, backlog), drops, requeues + overlimits, packets)
     return None
 
 
@@ -192,18 +206,13 @@ class _Room:
     def cards(self) -> list[Card]:
         """All interfaces but the loopback."""
         links = [link for body in _dump(self._route, _GET_LINK, bytes(16)) if (link := parse_link(body)) is not None]
-        waiting: dict[int, int] = {}
-        drops: dict[int, float] = {}
+        queues: dict[int, Queue] = {}
         for body in _dump(self._route, _GET_QDISC, bytes(20)):
-            queue = parse_queue(body)
-            if queue is not None:
-                waiting[queue[0]] = waiting.get(queue[0], 0) + queue[1]
-                drops[queue[0]] = drops.get(queue[0], 0.0) + queue[2]
-        return [
-            Card(name, waiting[index] > 0 if index in waiting else None, drops.get(index, 0.0), changes)
-            for index, name, changes in links
-            if name != "lo"
-        ]
+            told = parse_queue(body)
+            if told is not None:
+                index, queue = told
+                queues[index] = Queue(*map(sum, zip(queues.get(index, Queue()), queue, strict=True)))
+        return [Card(name, queues.get(index), changes) for index, name, changes in links if name != "lo"]
 
 
 def _netlink(protocol: int) -> socket.socket:
@@ -300,9 +309,14 @@ class Links:
             only = inside[0].rank if name != self._own_name else None
             for card in sockets.room.cards():
                 target = Target("nic", card.name if only is None else f"{only}/{card.name}", only)
-                found = {"queue_drops": card.drops}
-                if card.queued is not None:
-                    found["queued"] = float(card.queued)
+                queue = card.queue or Queue()
+                found = {
+                    "queue_drops": float(queue.drops),
+                    "queue_held": float(queue.held),
+                    "queue_packets": float(queue.packets),
+                }
+                if card.queue is not None:
+                    found["queued"] = float(queue.waiting > 0)
                 if card.link_changes is not None:
                     found["link_changes"] = card.link_changes
                 values[target] = found

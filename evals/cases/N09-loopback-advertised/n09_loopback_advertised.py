@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
 
@@ -53,9 +54,10 @@ def launch(size: int) -> int:
     job = jobs.Job(
         options.out, options.seed, options.effect, options.shape, options.steps, 0, size, draw
     )  # fmt: skip
-    network(size, tag)
-    ranks = []
+    ranks: list[subprocess.Popen[bytes]] = []
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # who ends it leaves no network behind
     try:
+        network(size, tag)
         job.planted([culprit])
         for rank in range(size):
             environment = os.environ | {
