@@ -26,7 +26,7 @@ other, since they carry alike; a single slow way keeps the others waiting for it
 QUEUED = 0.05
 """Share of the looks at which packets wait before a card that is too slow; cards that keep up have none."""
 QUEUED_APART = 2.0
-"""And so many times the share at the other hosts."""
+"""And so many times the share at the other hosts, and that in the healthy window."""
 FILLS = 0.5
 """And so much of the time in which its host's ways are busy, where all ways are busy alike: a card that holds up the
 others has packets waiting for nearly all of that time (85 % seen), one of many slow ones by chance for a quarter."""
@@ -218,8 +218,11 @@ def _holder(card: Card, host_of: Mapping[int, str]) -> str:
     return card.host or host_of.get(card.rank if card.rank is not None else -1, "")
 
 
-def _complaints(wires: Wires, host_of: Mapping[int, str], hosts: Collection[str]) -> dict[str, list[_Complaint]]:
-    """What cards of these hosts say against them."""
+def _complaints(
+    wires: Wires, before: Wires | None, host_of: Mapping[int, str], hosts: Collection[str]
+) -> dict[str, list[_Complaint]]:
+    """What cards of these hosts say against them, but for queues that were as long in the healthy window."""
+    then = {(_holder(card, host_of), card.name): card for card in before.cards} if before is not None else {}
     cards = [(_holder(card, host_of), card) for card in wires.cards]
     cards = [(host, card) for host, card in cards if host in hosts]
     found: dict[str, list[_Complaint]] = {}
@@ -233,17 +236,24 @@ def _complaints(wires: Wires, host_of: Mapping[int, str], hosts: Collection[str]
             add(host, card, f"lost or found its carrier {card.link_changes:.0f} times: its link goes down", False)
         if card.errors >= 1 and card.errors >= 2 * max((o.errors for o in others), default=0.0):
             add(host, card, f"counted {card.errors:.0f} broken packets", False)
-        usual, usually_held = (
-            median([getattr(o, name) or 0.0 for o in others]) if others else 0.0 for name in ("queued", "held")
-        )
+        was = [then[host, card.name]] if (host, card.name) in then else []
+        usual, usually_held = (max(_usually(others, name), _usually(was, name)) for name in ("queued", "held"))
         thrown = f", and {card.drops:.0f} were thrown away" if card.drops else ""
         if card.queued is not None and card.queued >= max(QUEUED, QUEUED_APART * usual):
-            text = f"has packets waiting for it {card.queued:.0%} of the time (other hosts: {usual:.0%})"
+            text = (
+                f"has packets waiting for it {card.queued:.0%} of the time (elsewhere, or before: {usual:.0%} at most)"
+            )
             add(host, card, text + thrown, True)
         elif card.held is not None and card.held >= max(HELD, QUEUED_APART * usually_held):
-            text = f"held its packets back {card.held:.2g} times each (other hosts: {usually_held:.2g})"
+            text = (
+                f"held its packets back {card.held:.2g} times each (elsewhere, or before: {usually_held:.2g} at most)"
+            )
             add(host, card, text + thrown, True)
     return found
+
+
+def _usually(cards: Sequence[Card], name: str) -> float:
+    return median([getattr(card, name) or 0.0 for card in cards]) if cards else 0.0
 
 
 def _fills(wires: Wires, host_of: Mapping[int, str], host: str, edges: Mapping[tuple[str, str], _Edge]) -> bool:
@@ -269,7 +279,7 @@ def locate(
     if not edges:
         return None
     hosts = sorted({host for pair in edges for host in pair})
-    complaints = _complaints(wires, host_of, hosts)
+    complaints = _complaints(wires, before, host_of, hosts)
     slow = _slow(edges, _edges(before, host_of, members) if before is not None else {})
     if not slow:
         return None

@@ -116,6 +116,14 @@ def test_queues_that_no_look_met_are_told_by_how_often_they_were_held_back(
     assert (place.scope, place.hosts, place.cause) == (scope, hosts, cause)
 
 
+@pytest.mark.parametrize("kind", ["queued", "held"])
+def test_a_card_that_was_slow_before_does_not_exonerate_the_one_that_has_become_so(kind: str) -> None:
+    make = cards if kind == "queued" else holding
+    before = ring({"ca": 0.2}, cards=make(c=0.5))
+    place = placed(ring({"ab": 0.4, "ca": 0.38}, cards=make(a=0.5, c=0.5)), before)
+    assert (place.scope, place.hosts, place.card) == ("host", ("a",), "a/eth0")
+
+
 def test_all_ways_alike_that_lose_packets_no_host_counts_are_the_fabric() -> None:
     slow = {"ab": 0.4, "bc": 0.38, "ca": 0.42}
     place = placed(ring(slow, lost=("ab", "bc", "ca"), cards=cards()))
