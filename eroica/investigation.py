@@ -209,7 +209,9 @@ class Investigation:
         self._link.publish(bus.Closed(window=window.number, diagnosis=number))
         self._closed(window, number)
         if is_sized and (not judged.is_news or judged.diagnosis.kind in ("healthy", "no_data")):
-            pass  # what is held is told by the next round, unless sizes are asked for once more
+            # What is held is told by the next round, unless sizes are asked for once more.
+            if window.cause is not None and is_host_only(judged.stacked) and _is_over(judged.diagnosis):
+                self._held = None
         elif judged.is_news:
             self._held = None
             if self._asks_for_sizes(window, judged):
@@ -460,6 +462,12 @@ def _is_back(diagnosis: Diagnosis) -> bool:
     """What was noticed had passed before the window began."""
     iteration = diagnosis.iteration
     return iteration.slowdown is not None and iteration.slowdown < 1 + EFFECT
+
+
+def _is_over(diagnosis: Diagnosis) -> bool:
+    """Nothing is wrong in this window, and the job as quick as before: what moved over ranks that share cores in the
+    one before it was of the machine."""
+    return not diagnosis.findings and _is_back(diagnosis)
 
 
 def _may_compute(diagnosis: Diagnosis, look: Look) -> bool:

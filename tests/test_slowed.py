@@ -252,6 +252,33 @@ def test_that_changing_ranks_wait_for_cores_is_told_when_a_second_window_shows_i
     )
 
 
+class Passing(Agent):
+    """What slowed its ranks down is over when sizes are asked for."""
+
+    def _take(self, message: bus.Message) -> None:
+        if isinstance(message, bus.Prepare) and message.frames is Frames.SIZED:
+            self.made = AS_BEFORE
+        super()._take(message)
+
+
+@pytest.mark.parametrize(("observed_ms", "kinds"), [(950, ["healthy"]), (1300, ["healthy", "recovered"])])
+def test_what_moved_over_ranks_is_not_told_where_the_window_with_sizes_shows_the_job_as_before(
+    observed_ms: int, kinds: list[str]
+) -> None:
+    ends, told = in_one_process(), list[Incident]()
+    investigation = watching(ends, told, baseline=True, rest_s=0.0)
+    agents = [Passing(ends.agents[0], "a", range(6), AS_BEFORE), Passing(ends.agents[1], "b", range(6, 8), AS_BEFORE)]
+    go_on(ends, investigation)
+    for agent in agents:
+        agent.made = by_turns(granted=0.95)
+    trigger = Trigger(Change.SLOW, 0, 0, 117, 117, 850_000_000, observed_ms * 1_000_000, 0.1)
+    ends.agents[0].publish(bus.Noticed(rank=0, trigger=trigger))
+    for _ in range(3):
+        go_on(ends, investigation)
+    assert [len(agent.closed) for agent in agents] == [3, 3]
+    assert [one.diagnosis.kind for one in told] == kinds
+
+
 class Busy(Agent):
     """Its ranks have another profiler running the first time that sizes are asked for."""
 
