@@ -205,7 +205,7 @@ def slow_transfers(stacked: Stacked, baseline: Stacked | None, iteration_s: floa
     slow: list[_Slow] = []
     quick: list[Lane] = []
     for number, family in enumerate(families.values()):
-        found = _against_siblings(family, number) if len(family) >= 3 else []
+        found = _against_siblings(family, number, EFFECT_FLOOR * iteration_s) if len(family) >= 3 else []
         slow.extend(found)
         if len(family) >= 3:
             late = {item.lane.channel for item in found}
@@ -231,18 +231,22 @@ class _Slow:
     family: int
 
 
-def _against_siblings(family: Sequence[Lane], number: int) -> list[_Slow]:
+def _against_siblings(family: Sequence[Lane], number: int, least_s: float) -> list[_Slow]:
+    """Lanes that are slower than others of their family. `least_s`: a difference that nobody is told of."""
     length = min(len(lane.transfer_s) for lane in family)
     table = np.array([lane.transfer_s[:length] for lane in family])
     ratio = np.median(table / np.maximum(np.median(table, axis=0), 1e-9), axis=1)
-    # With as many slow groups as others the median is no reference; the fast part is.
+    # With as many slow groups as others the median is no reference; the fast part is. Where transfers are short, a
+    # large share of one is noise.
     low = float(np.quantile(ratio, 0.25, method="lower"))
-    fast = ratio[ratio <= low * SLOWER]
+    spent_s = table.sum(axis=1)
+    is_fast = (ratio <= low * SLOWER) | (spent_s <= spent_s[ratio <= low].min() + least_s)
+    fast = ratio[is_fast]
     if len(fast) < max(2, len(family) // 4):
         return []
     middle = float(np.median(fast))
     limit = max(SLOWER, 1 + SPREADS * max(float(1.4826 * np.median(np.abs(fast / middle - 1))), 0.01))
-    normal = float(np.median([lane.exposed_s for lane, r in zip(family, ratio, strict=True) if r <= low * SLOWER]))
+    normal = float(np.median([lane.exposed_s for lane, fits in zip(family, is_fast, strict=True) if fits]))
     return [
         _Slow(lane, float(r / middle), max(lane.exposed_s - normal, 0.0), number)
         for lane, r in zip(family, ratio, strict=True)

@@ -157,6 +157,14 @@ def test_less_than_a_hundredth_of_the_iteration_is_not_worth_a_word() -> None:
     assert slow_transfers(crossing("AB"), None, 100.0) == []
 
 
+def test_short_transfers_that_differ_by_less_than_that_are_alike_beside_a_slow_one() -> None:
+    """A third of next to nothing is noise: none of these is the only one that is quick."""
+    rings = {(0, 2, 4, 6): (0.005,) * 4, (1, 3, 5, 7): (0.0035,) * 4, (8, 10, 12, 14): (0.08,) * 4}
+    (slow,) = found(stacked(rings, per_host=4))
+    assert slow.ranks.tolist() == [8, 10, 12, 14] and slow.reference == "siblings"
+    assert found(stacked(rings | {(8, 10, 12, 14): (0.012,) * 4}, per_host=4)) == []
+
+
 @given(st.permutations("ABCD"))
 def test_renaming_hosts_renames_the_answer(order: list[str]) -> None:
     renamed = {old: new for old, new in zip(HOSTS, order, strict=True)}
