@@ -58,7 +58,7 @@ def main() -> None:
     slow_host = HOSTS[hosts[1]]
     for step, batch in job.batches(job.loader(job.dataset())):
         if step == 0 and job.rank == 0:
-            # One of the host's three ranks sends over it, while the others send, too: half does not hide the other card.
+            # One of the host's three ranks sends over it while the others send: half does not hide the other card.
             rate = hybrid.rate_for(shards.bytes_per_card / 3, job.effect * STEP_S / 2)
             namespaces.ask(namespaces.Limit(at="host", host=HOSTS[hosts[0]], card="eth1", bytes_per_s=rate))
         if step == hybrid.AFTER:
