@@ -32,6 +32,8 @@ _LOCAL = re.compile(r"/multiprocessing/(connection|queues|managers|synchronize)\
 _WORKER = re.compile(r"DataLoader worker \(pid[^)]*\)[^.]*(killed by signal|exited unexpectedly)")
 _GAVE_UP = re.compile(r"[Tt]imed? ?out|Timeout|Watchdog")
 """A peer that has gone closes its connection at once; one that does not come is waited for until a limit."""
+_BLIND = re.compile(r"Watchdog|NCCL|nccl")
+"""Of communication in which a peer that has gone may be waited for as well."""
 ENDED_BY_OTHERS = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
 """Signals by which launchers and people end the rest of a job."""
 _KILL_ADVICE = (
@@ -137,9 +139,13 @@ def departures(views: Mapping[int, RankView], doings: Mapping[int, Doing], graph
 
 
 def _were_given_up(died: Mapping[int, RankView], raised: Mapping[int, RankView]) -> bool:
-    """The others' patience came to its end first, and whoever runs the job then ended those that were left."""
-    were_ended = all(view.exit_status in ENDED_BY_OTHERS for view in died.values())
-    return were_ended and any(has_given_up(view) for view in raised.values())
+    """The others' patience came to its end first, and whoever runs the job then ended those that were left: by a signal
+    as launchers send it, or nobody saw how, but their connections had lasted until then."""
+    patient = [view for view in raised.values() if has_given_up(view)]
+    by_others: tuple[int | None, ...] = ENDED_BY_OTHERS
+    if not any(_BLIND.search(view.exception) for view in patient):
+        by_others = (None, *by_others)
+    return bool(patient) and all(view.exit_status in by_others for view in died.values())
 
 
 def _exceptions(first: Mapping[int, RankView], views: Mapping[int, RankView]) -> list[Suspect]:

@@ -183,6 +183,12 @@ def test_whoever_was_ended_after_the_others_had_given_up_waiting_is_the_one_that
     assert "had not come to allreduce 41 of default_pg when the others gave up" in found.verdict.summary
     saves = replace(late, phase="save", phase_s=1800.0)
     assert _said(_explained(saves, *gave_up)) == ("crash", "checkpoint_io", "0", "established")
+    # Nobody saw how it ended, nor how one of those that waited did: it was there for as long as they had patience.
+    unseen, ended = replace(late, exit_status=None), replace(_waiting(2), state="died")
+    assert _said(_explained(unseen, gave_up[0], ended, gave_up[2])) == ("crash", "missing_rank", "0", "supported")
+    # NCCL waits for a rank that has gone, too.
+    watched = [replace(view, exception="RuntimeError: Watchdog caught a Timeout") for view in gave_up]
+    assert _said(_explained(unseen, *watched))[:3] == ("crash", "dead_worker", "0")
     # Connections that break at once are of a death, whoever sent the signal.
     broke = [replace(view, exception="RuntimeError: Connection closed by peer") for view in gave_up]
     assert _said(_explained(late, *broke))[:3] == ("crash", "dead_worker", "0")
