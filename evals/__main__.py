@@ -209,8 +209,11 @@ def _peers(options: argparse.Namespace) -> int:
         if place.problem:
             print(f"evals: {name} is left out: {place.problem}", file=sys.stderr)
     shown = [(case, peer) for case, peer in shown if not known[peer].problem]
-    rows.start(options.results, session(), resume=False)
+    held = rows.read(options.results).peers if options.resume and options.results.exists() else ()
+    rows.start(options.results, session(), resume=options.resume)
     for number, (case, peer) in enumerate(shown):
+        if case.id in {told.case for told in held}:
+            continue
         print(f"[{number + 1}/{len(shown)}] {case.id} {case.slug}, {peer} ... ", end="", file=sys.stderr, flush=True)
         drawn = Draw(seed=draw.randrange(1_000_000), effect=case.recipe.nominal, shape=draw.choice(case.recipe.shapes))
         told = peers.ask(case, drawn, known[peer])
@@ -272,6 +275,7 @@ def main(given: Sequence[str] | None = None) -> int:
     others.add_argument("--case", action="append", metavar="ID", help="this case or entry alone; repeatable")
     others.add_argument("--seed", type=int, help="for the drawing; by chance if not given")
     others.add_argument("--results", type=Path, default=COMMITTED / "peers.jsonl", metavar="FILE")
+    others.add_argument("--resume", action="store_true", help="leave out what FILE holds already")
     others.set_defaults(do=_peers)
     shown = verbs.add_parser("board", help="the scoreboard of results")
     shown.add_argument("files", nargs="*", type=Path, metavar="FILE", help="evals/results/*.jsonl if none is given")

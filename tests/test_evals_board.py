@@ -458,6 +458,16 @@ def test_a_peer_that_fails_is_told_with_its_last_words_and_stands_on_the_board(t
     assert "| Q01 | HTA | - | exit status 3: no such kernel | - |" in text
 
 
+def test_showing_cases_to_peers_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("Q01", "Q02"):
+        add(tmp_path / "cases", name, CLUSTER)
+    monkeypatch.setattr("evals.__main__.environment", lambda name: peer(tmp_path, 'echo "[0]"'))
+    command = ["peers", "--cases", str(tmp_path / "cases"), "--results", str(tmp_path / "peers.jsonl")]
+    assert main([*command, "--case", "Q01"]) == 0
+    assert main([*command, "--resume"]) == 0
+    assert [told.case for told in rows.read(tmp_path / "peers.jsonl").peers] == ["Q01", "Q02"]
+
+
 def test_traceml_gets_the_environment_of_the_case_and_a_job_that_planted_nothing_costs_the_others_nothing(
     tmp_path: Path,
 ) -> None:
