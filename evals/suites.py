@@ -20,11 +20,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from eroica import processes
 from eroica.findings import Diagnosis, from_json
 from evals import baselines
 from evals.catalogue import Case, CaseError
@@ -205,7 +206,9 @@ _PATIENCE_S = 20.0
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the job as Ctrl-C does, and what is left of it for good."""
+    """End the job as Ctrl-C does, and what is left of it for good: a rank that is stopped does not mind a SIGTERM, and
+    has a session of its own."""
+    left = [handle for pid in _below(process.pid) if (handle := _handle_of(pid)) is not None]
     for sign in (signal.SIGTERM, signal.SIGKILL):
         if process.poll() is None:
             process.send_signal(sign)
@@ -213,10 +216,25 @@ def _end(process: subprocess.Popen[bytes]) -> None:
                 process.wait(_PATIENCE_S)
             except subprocess.TimeoutExpired:
                 continue
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
+    for handle in left:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+        os.close(handle)
+
+
+def _below(pid: int) -> list[int]:
+    """Its children, and theirs."""
+    own = [child.pid for child in processes.children(pid)]
+    return own + [below for child in own for below in _below(child)]
+
+
+def _handle_of(pid: int) -> int | None:
+    """It means this process, even when its number is another's."""
+    with suppress(ProcessLookupError):
+        return os.pidfd_open(pid)
+    return None
 
 
 def _read(file: Path) -> dict[str, Any] | None:
