@@ -11,7 +11,6 @@ of CPU time count what all threads of the process computed; a busy machine distu
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import mmap
 import os
@@ -320,17 +319,6 @@ def _tables(size: int, runs: Mapping[str, Sequence[Run]], left_out: Mapping[str,
     yield Table(title, columns, tuple(window_rows), tuple(targets))
 
 
-def _traceml() -> tuple[str, Environment]:
-    """Its own environment, which sees the torch of this one."""
-    found = environment("traceml")
-    if not found.problem:
-        torch = importlib.util.find_spec("torch")
-        here = Path(torch.origin).parents[1] if torch and torch.origin else ""
-        for packages in found.python.parents[1].glob("lib/python*/site-packages"):
-            (packages / "torch-of-the-bench.pth").write_text(f"{here}\n")
-    return str(found.python), found
-
-
 def main(given: Sequence[str] | None = None) -> int:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -340,7 +328,8 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", action="append", metavar="WORD", help="kinds with this word in their name, and bare")
     parser.add_argument("--no-peers", action="store_true", help="leave TraceML out")
     arguments = parser.parse_args(given)
-    python, peer = ("", Environment("traceml", Path(), {}, "not asked for")) if arguments.no_peers else _traceml()
+    absent = Environment("traceml", Path(), {}, "not asked for")
+    peer = absent if arguments.no_peers else environment("traceml")
     tables.show_facts(machine.facts({"torch": machine.version("torch"), **peer.versions}))
     if not arguments.quick:
         probe.main([])
@@ -356,7 +345,9 @@ def main(given: Sequence[str] | None = None) -> int:
                     continue
                 progress(f"{size} ranks, round {turn + 1}: {kind.name}")
                 try:
-                    runs[kind.name].append(train(kind, size, python if kind.job == "traceml" else sys.executable))
+                    runs[kind.name].append(
+                        train(kind, size, str(peer.python) if kind.job == "traceml" else sys.executable)
+                    )
                 except Failure as failure:
                     left_out[kind.name] = str(failure)
         progress("")

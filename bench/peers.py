@@ -6,6 +6,7 @@ pip configuration; a peer that cannot be installed is left out of the tables, wi
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -21,6 +22,8 @@ REQUIREMENTS = {
     "traceml": ("traceml-ai",),
 }
 """Environment -> what pip installs. HTA 0.5.0 states no upper bound of pandas; on pandas 3 it is slower."""
+_SEES_TORCH = ("traceml",)
+"""They train in their own environment, with the torch of this one."""
 _SHOWN = ("HolisticTraceAnalysis", "pandas", "ijson", "orjson", "msgspec", "numpy", "traceml-ai")
 
 
@@ -37,6 +40,16 @@ class Environment:
 
 def environment(name: str) -> Environment:
     """Make or find it."""
+    found = _made(name)
+    if name in _SEES_TORCH and not found.problem:
+        torch = importlib.util.find_spec("torch")
+        here = Path(torch.origin).parents[1] if torch and torch.origin else ""
+        for packages in found.python.parents[1].glob("lib/python*/site-packages"):
+            (packages / "torch-of-the-bench.pth").write_text(f"{here}\n")
+    return found
+
+
+def _made(name: str) -> Environment:
     place = PLACE / name
     python = place / "bin" / "python"
     stamp = place / "installed.json"
