@@ -34,6 +34,8 @@ STEPS = 450
 """Of a live case under TraceML, which says something only at the end: a third healthy, the rest with the fault."""
 LIMIT_S = 240.0
 """After which a peer has said nothing."""
+_SHOWN = {"hta": ("HTA", "HolisticTraceAnalysis"), "traceml": ("TraceML", "traceml-ai")}
+"""Name, and that of the package."""
 STRAGGLERS = frozenset({"STRAGGLER", "INPUT_STRAGGLER", "COMPUTE_STRAGGLER", "H2D_STRAGGLER"})
 """TraceML's kinds that blame a rank (reporting/SCHEMA.md)."""
 
@@ -67,8 +69,8 @@ def ask(case: Case, draw: Draw, peer: Environment) -> Peer | None:
             problem = str(error)
     return Peer(
         case=case.id,
-        peer={"hta": "HTA", "traceml": "TraceML"}[peer.name],
-        version=next((number for tool, number in peer.versions.items() if tool != "numpy"), ""),
+        peer=_SHOWN[peer.name][0],
+        version=peer.versions.get(_SHOWN[peer.name][1], ""),
         word="-" if problem else baselines.judge(naming, truth),
         anybody=bool(baselines.to_blame(truth)),
         said=said or (f"ranks {format_ranks(sorted(naming.ranks))}" if naming is not None else ""),

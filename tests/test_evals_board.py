@@ -477,10 +477,15 @@ def test_traceml_gets_the_environment_of_the_case_and_a_job_that_planted_nothing
     file.write_text(file.read_text().replace("ranks = 8", f"ranks = 8\n{more}"))
     (case,), draw = catalogue.load(tmp_path / "cases"), Draw(seed=3, effect=0.2, shape="convnet")
     seen = tmp_path / "seen"
-    tool = replace(peer(tmp_path, f'echo "$TORCH_DISTRIBUTED_DEBUG" > {seen}'), name="traceml")
+    tool = replace(
+        peer(tmp_path, f'echo "$TORCH_DISTRIBUTED_DEBUG" > {seen}'),
+        name="traceml",
+        versions={"msgspec": "1", "traceml-ai": "0.5.0"},
+    )
     told = peers.ask(case, draw, tool)
     assert seen.read_text() == "DETAIL\n"
-    assert told is not None and told.problem == "the job planted nothing"
+    assert told is not None and (told.peer, told.version) == ("TraceML", "0.5.0")
+    assert told.problem == "the job planted nothing"
 
 
 def test_peers_are_shown_only_what_they_can_look_at() -> None:
