@@ -434,7 +434,7 @@ def _drafts(
         common_rises = [d for d in drafts if d.scope == "all" and d.steps == "stable"]
         is_whole = len(stacked) >= stacked.world_size
         if common_rises and gap > 0 and is_whole and is_self_inflicted(context, stacked.steps):
-            drafts = [d for d in drafts if all(d is not other for other in common_rises)]
+            drafts = [d for d in drafts if all(d is not other for other in common_rises) and not _is_of_all(stacked, d)]
             drafts.append(self_inflicted_draft(stacked, gap, iteration_s))
     drafts = placed(stacked, settled(stacked, drafts, context), context)
     drafts = by_workers(stacked, by_slow_cores(stacked, drafts, context, iteration_s), context, iteration_s)
@@ -445,6 +445,12 @@ def _drafts(
     drafts.sort(key=lambda d: -(d.impact.seconds_per_iteration or 0.0))
     course = course_of(context, int(stacked.steps[0]) if len(stacked.steps) else None) if drafts else None
     return [with_course(draft, course) for draft in drafts]
+
+
+def _is_of_all(stacked: Stacked, draft: Draft) -> bool:
+    """Transfers of all ranks take longer than they did."""
+    slow = draft.network
+    return slow is not None and slow.reference == "baseline" and len(slow.ranks) == len(stacked)
 
 
 def _left_by_capture(stacked: Stacked, context: Context, drafts: Sequence[Draft], iteration_s: float) -> Draft | None:

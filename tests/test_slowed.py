@@ -49,7 +49,7 @@ def host(factor: float, lately: float | None = None, busier: float = 0.0) -> Cou
     )
 
 
-def job(slower: Sequence[float], of_input: float = 0.0) -> list[Summary]:
+def job(slower: Sequence[float], of_input: float = 0.0, transfer_s: float = 0.05) -> list[Summary]:
     """Ranks without devices, the last two on host b, the others on a; each takes so many times 0.5 s for operators and
     0.3 s for Python."""
     owns = [0.8 * factor + 0.1 + of_input for factor in slower]
@@ -58,8 +58,8 @@ def job(slower: Sequence[float], of_input: float = 0.0) -> list[Summary]:
         ranks.append(
             h.Rank(
                 own=own,
-                length=max(owns) + 0.05,
-                samples=[h.Sample(0.05 + max(owns) - own, work_before=own, channel=h.everyone(len(slower)))],
+                length=max(owns) + transfer_s,
+                samples=[h.Sample(transfer_s + max(owns) - own, work_before=own, channel=h.everyone(len(slower)))],
                 functions={OPERATOR: 0.5 * factor, PYTHON: 0.3 * factor, INPUT: 0.1 + of_input},
                 has_device=False,
                 host="b" if rank >= len(slower) - 2 else "a",
@@ -118,10 +118,11 @@ def test_what_has_passed_is_not_told_where_the_cores_were_slow_meanwhile(lately:
     assert (made.diagnosis.kind, made.is_news) == ("recovered", is_told)
 
 
-def test_a_window_into_which_we_still_wrote_a_capture_is_looked_at_again() -> None:
+@pytest.mark.parametrize("transfer_s", [0.05, 0.15], ids=["transfers as before", "longer transfers"])
+def test_a_window_into_which_we_still_wrote_a_capture_is_looked_at_again(transfer_s: float) -> None:
     cause = Trigger(Change.SLOW, 0, 0, 122, 122, 950_000_000, 1_300_000_000, 0.37)
     window = Window(number=2, trigger="slowdown", cause=cause, rank=0, asked_ns=0, start=130, num_steps=8)
-    slower = [h.less(summary, steps=summary.ledger.steps + 130) for summary in job([1.5] * 4)]
+    slower = [h.less(summary, steps=summary.ledger.steps + 130) for summary in job([1.5] * 4, transfer_s=transfer_s)]
     window.summaries = dict(enumerate(slower))
     ns = [950_000_000 if step < 120 else 1_300_000_000 for step in range(140)]
     laps = tuple(Lap(step, sum(ns[:step]), ns[step], "") for step in range(140))
