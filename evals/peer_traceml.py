@@ -15,6 +15,9 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
 from evals import jobs
 
 
@@ -22,20 +25,30 @@ def main(program: str) -> None:
     """Train."""
     traceml = importlib.import_module("traceml_ai")  # by name: type checks need no TraceML
     traceml.init(mode="auto")
-    models: list[Any] = []
-    plain_model, plain_batches = jobs.Job.model, jobs.Job.batches
+    models: list[Any] = [nn.Identity()]  # TraceML wants one; a program that makes its own elsewhere is still timed
+    plain_init, plain_optimizer, plain_batches = (
+        DistributedDataParallel.__init__,
+        jobs.Job.optimizer,
+        jobs.Job.batches,
+    )
 
-    def model(job: jobs.Job, **options: Any) -> Any:
-        models.append(plain_model(job, **options))
-        return models[-1]
+    def init(made: DistributedDataParallel, *arguments: Any, **options: Any) -> None:
+        plain_init(made, *arguments, **options)
+        models.append(made)
+
+    def optimizer(job: jobs.Job, model: nn.Module) -> Any:
+        models.append(model)
+        return plain_optimizer(job, model)
 
     def batches(job: jobs.Job, loader: Iterable[Any]) -> Iterator[tuple[int, Any]]:
         for step, batch in plain_batches(job, loader):
-            with traceml.trace_step(*models[-1:]):
+            with traceml.trace_step(models[-1]):
                 yield step, batch
 
     wrapped: Any = jobs.Job
-    wrapped.model, wrapped.batches = model, batches
+    wrapped.optimizer, wrapped.batches = optimizer, batches
+    parallel: Any = DistributedDataParallel
+    parallel.__init__ = init
     sys.argv = sys.argv[1:]
     runpy.run_path(program, run_name="__main__")
 
