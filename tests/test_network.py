@@ -159,6 +159,7 @@ def test_less_than_a_hundredth_of_the_iteration_is_not_worth_a_word() -> None:
 
 def test_short_transfers_that_differ_by_less_than_that_are_alike_beside_a_slow_one() -> None:
     """A third of next to nothing is noise: none of these is the only one that is quick."""
+    rings: dict[tuple[int, ...], tuple[float, ...]]
     rings = {(0, 2, 4, 6): (0.005,) * 4, (1, 3, 5, 7): (0.0035,) * 4, (8, 10, 12, 14): (0.08,) * 4}
     (slow,) = found(stacked(rings, per_host=4))
     assert slow.ranks.tolist() == [8, 10, 12, 14] and slow.reference == "siblings"
