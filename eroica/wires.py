@@ -10,9 +10,10 @@ transports that are no TCP, and then None. Used by `background`, which makes the
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
+from typing import Literal
 
 from eroica.samplers.evidence import Counted
 
@@ -26,7 +27,7 @@ other, since they carry alike; a single slow way keeps the others waiting for it
 QUEUED = 0.05
 """Share of the looks at which packets wait before a card that is too slow; cards that keep up have none."""
 QUEUED_APART = 2.0
-"""And so many times the share at the other hosts, and that in the healthy window."""
+"""And so many times the share at the other hosts, and its own in the healthy window."""
 FILLS = 0.5
 """And so much of the time in which its host's ways are busy, where all ways are busy alike: a card that holds up the
 others has packets waiting for nearly all of that time (85 % seen), one of many slow ones by chance for a quarter."""
@@ -218,11 +219,22 @@ def _holder(card: Card, host_of: Mapping[int, str]) -> str:
     return card.host or host_of.get(card.rank if card.rank is not None else -1, "")
 
 
-def _complaints(
-    wires: Wires, before: Wires | None, host_of: Mapping[int, str], hosts: Collection[str]
-) -> dict[str, list[_Complaint]]:
-    """What cards of these hosts say against them, but for queues that were as long in the healthy window."""
+def _risen(now: Wires, before: Wires | None, host_of: Mapping[int, str]) -> Wires:
+    """The same without the queues that were as long in the healthy window: those are not what became slow."""
     then = {(_holder(card, host_of), card.name): card for card in before.cards} if before is not None else {}
+
+    def rise(card: Card, name: Literal["queued", "held"]) -> float | None:
+        was, value = then.get((_holder(card, host_of), card.name)), getattr(card, name)
+        is_old = was is not None and value is not None and value < QUEUED_APART * (getattr(was, name) or 0.0)
+        return 0.0 if is_old else value
+
+    return replace(
+        now, cards=tuple(replace(card, queued=rise(card, "queued"), held=rise(card, "held")) for card in now.cards)
+    )
+
+
+def _complaints(wires: Wires, host_of: Mapping[int, str], hosts: Collection[str]) -> dict[str, list[_Complaint]]:
+    """What cards of these hosts say against them."""
     cards = [(_holder(card, host_of), card) for card in wires.cards]
     cards = [(host, card) for host, card in cards if host in hosts]
     found: dict[str, list[_Complaint]] = {}
@@ -236,18 +248,13 @@ def _complaints(
             add(host, card, f"lost or found its carrier {card.link_changes:.0f} times: its link goes down", False)
         if card.errors >= 1 and card.errors >= 2 * max((o.errors for o in others), default=0.0):
             add(host, card, f"counted {card.errors:.0f} broken packets", False)
-        was = [then[host, card.name]] if (host, card.name) in then else []
-        usual, usually_held = (max(_usually(others, name), _usually(was, name)) for name in ("queued", "held"))
+        usual, usually_held = (_usually(others, name) for name in ("queued", "held"))
         thrown = f", and {card.drops:.0f} were thrown away" if card.drops else ""
         if card.queued is not None and card.queued >= max(QUEUED, QUEUED_APART * usual):
-            text = (
-                f"has packets waiting for it {card.queued:.0%} of the time (elsewhere, or before: {usual:.0%} at most)"
-            )
+            text = f"has packets waiting for it {card.queued:.0%} of the time (other hosts: {usual:.0%})"
             add(host, card, text + thrown, True)
         elif card.held is not None and card.held >= max(HELD, QUEUED_APART * usually_held):
-            text = (
-                f"held its packets back {card.held:.2g} times each (elsewhere, or before: {usually_held:.2g} at most)"
-            )
+            text = f"held its packets back {card.held:.2g} times each (other hosts: {usually_held:.2g})"
             add(host, card, text + thrown, True)
     return found
 
@@ -279,7 +286,8 @@ def locate(
     if not edges:
         return None
     hosts = sorted({host for pair in edges for host in pair})
-    complaints = _complaints(wires, before, host_of, hosts)
+    wires = _risen(wires, before, host_of)
+    complaints = _complaints(wires, host_of, hosts)
     slow = _slow(edges, _edges(before, host_of, members) if before is not None else {})
     if not slow:
         return None
@@ -305,7 +313,8 @@ def locate(
             "host", (host,), None, "nic_or_host_network", complaints[host][0].card, others, True, tuple(evidence),
             ("fabric_contention: what is slow is the host's own card",), tuple(ends),
         )  # fmt: skip
-    clean = "no card of these hosts has packets waiting, lost carriers or errors" if told and not blamed else ""
+    queues_of = "packets waiting" if before is None else "packets waiting that had none before"
+    clean = f"no card of these hosts has {queues_of}, lost carriers or errors" if told and not blamed else ""
     ruled_out = (f"nic_or_host_network: {clean}",) if clean else ()
     if lossy:
         evidence.append(

@@ -124,6 +124,13 @@ def test_a_card_that_was_slow_before_does_not_exonerate_the_one_that_has_become_
     assert (place.scope, place.hosts, place.card) == ("host", ("a",), "a/eth0")
 
 
+def test_cards_that_were_all_held_back_before_as_well_are_not_why_all_ways_have_become_slow() -> None:
+    shaped = holding(a=1.9, b=1.7, c=1.9)
+    place = placed(ring({"ab": 0.35, "bc": 0.35, "ca": 0.36}, cards=shaped), ring({}, cards=shaped))
+    assert (place.scope, place.cause) == ("group", "fabric_contention")
+    assert "none before" in place.ruled_out[0]
+
+
 def test_all_ways_alike_that_lose_packets_no_host_counts_are_the_fabric() -> None:
     slow = {"ab": 0.4, "bc": 0.38, "ca": 0.42}
     place = placed(ring(slow, lost=("ab", "bc", "ca"), cards=cards()))
