@@ -309,14 +309,14 @@ class Links:
             only = inside[0].rank if name != self._own_name else None
             for card in sockets.room.cards():
                 target = Target("nic", card.name if only is None else f"{only}/{card.name}", only)
-                queue = card.queue or Queue()
-                found = {
-                    "queue_drops": float(queue.drops),
-                    "queue_held": float(queue.held),
-                    "queue_packets": float(queue.packets),
-                }
+                found: dict[str, float] = {}
                 if card.queue is not None:
-                    found["queued"] = float(queue.waiting > 0)
+                    found = {
+                        "queued": float(card.queue.waiting > 0),
+                        "queue_drops": float(card.queue.drops),
+                        "queue_held": float(card.queue.held),
+                        "queue_packets": float(card.queue.packets),
+                    }
                 if card.link_changes is not None:
                     found["link_changes"] = card.link_changes
                 values[target] = found
