@@ -203,17 +203,16 @@ def _peers(options: argparse.Namespace) -> int:
     """Show cases to other tools."""
     options.suite, options.repeat = None, 1
     draw = random.Random(options.seed)
-    shown = [(case, peer) for case in _chosen(options) if (peer := peers.peer_of(case))]
+    resumes = options.resume and options.results.exists()
+    held = {told.case for told in rows.read(options.results).peers} if resumes else set()
+    shown = [(case, peer) for case in _chosen(options) if case.id not in held and (peer := peers.peer_of(case))]
     known = {name: environment(name) for name in {peer for _, peer in shown}}
     for name, place in known.items():
         if place.problem:
             print(f"evals: {name} is left out: {place.problem}", file=sys.stderr)
     shown = [(case, peer) for case, peer in shown if not known[peer].problem]
-    held = rows.read(options.results).peers if options.resume and options.results.exists() else ()
     rows.start(options.results, session(), resume=options.resume)
     for number, (case, peer) in enumerate(shown):
-        if case.id in {told.case for told in held}:
-            continue
         print(f"[{number + 1}/{len(shown)}] {case.id} {case.slug}, {peer} ... ", end="", file=sys.stderr, flush=True)
         drawn = Draw(seed=draw.randrange(1_000_000), effect=case.recipe.nominal, shape=draw.choice(case.recipe.shapes))
         told = peers.ask(case, drawn, known[peer])
