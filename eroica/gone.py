@@ -142,9 +142,8 @@ def _were_given_up(died: Mapping[int, RankView], raised: Mapping[int, RankView])
     """The others' patience came to its end first, and whoever runs the job then ended those that were left: by a signal
     as launchers send it, or nobody saw how, but their connections had lasted until then."""
     patient = [view for view in raised.values() if has_given_up(view)]
-    by_others: tuple[int | None, ...] = ENDED_BY_OTHERS
-    if not any(_BLIND.search(view.exception) for view in patient):
-        by_others = (None, *by_others)
+    may_have_died = any(_BLIND.search(view.exception) for view in patient)
+    by_others = ENDED_BY_OTHERS if may_have_died else (None, *ENDED_BY_OTHERS)
     return bool(patient) and all(view.exit_status in by_others for view in died.values())
 
 
